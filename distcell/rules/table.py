@@ -1,0 +1,99 @@
+"""The table of all ops, and where users add their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from distcell.graph import Graph, Op
+from distcell.rules.notation import Call, Factor, LocalArg, OpDef, OpRule
+
+_TABLE: dict[str, OpDef] = {}
+
+
+def register(definition: OpDef) -> OpDef:
+    """Adds an op to the table, or replaces what is known of it; returns it.
+
+    Example:
+        >>> from distcell.rules.notation import rule
+        >>> _ = register(OpDef("mylib.scale.default", rule("*, . -> *", linear=[{0}, {1}])))
+    """
+    _TABLE[definition.target] = definition
+    rule_of.cache_clear()
+    return definition
+
+
+def find(target: str) -> OpDef | None:
+    """What is known of an op, or None."""
+    _load_families()
+    return _TABLE.get(target)
+
+
+def targets() -> tuple[str, ...]:
+    """The names of all ops in the table."""
+    _load_families()
+    return tuple(_TABLE)
+
+
+def call_of(graph: Graph, op: Op) -> Call:
+    """An op with the shapes of its tensors."""
+    return Call(op, graph.tensors(op), graph.results(op))
+
+
+@lru_cache(maxsize=65536)
+def rule_of(call: Call) -> OpRule:
+    """The rule of a call. An op that is not in the table must be whole: `unknown_rule`."""
+    definition = find(call.op.target)
+    return definition.rule(call) if definition else unknown_rule(call)
+
+
+def unknown_rule(call: Call) -> OpRule:
+    """The rule that lets nothing be split: it is always right."""
+    factors: dict[str, Factor] = {}
+    tensors = []
+    for index, value in enumerate((*call.operands, *call.results)):
+        names = tuple((f"x{index}_{dim}",) for dim in range(len(value.shape)))
+        for (name,), size in zip(names, value.shape, strict=True):
+            factors[name] = Factor(name, size, "whole")
+        tensors.append(names)
+    count = len(call.operands)
+    return OpRule(tuple(tensors[:count]), tuple(tensors[count:]), factors)
+
+
+def implementation(target: str) -> Callable[..., Any]:
+    """What executes an op: `OpDef.run`, or the torch operator.
+
+    Raises:
+        KeyError: When there is neither.
+    """
+    definition = find(target)
+    if definition is not None and definition.run is not None:
+        return definition.run
+    return torch_operator(target)
+
+
+@lru_cache(maxsize=None)
+def torch_operator(target: str) -> Callable[..., Any]:
+    """The torch operator of a name such as `aten.mm.default`.
+
+    Raises:
+        KeyError: When torch has no operator of that name.
+    """
+    item: Any = torch.ops
+    for name in target.split("."):
+        item = getattr(item, name, None)
+        if item is None:
+            raise KeyError(f"torch has no operator {target}")
+    return item
+
+
+@lru_cache(maxsize=1)
+def _load_families() -> None:
+    """Imports the op families, each of which fills the table."""
+    from distcell.rules import families  # noqa: F401
+
+
+__all__ = ["LocalArg", "call_of", "find", "implementation", "register", "rule_of", "targets"]
