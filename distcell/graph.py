@@ -124,16 +124,15 @@ class MemberExtents(RankArg):
 
 @dataclass(frozen=True)
 class Box(RankArg):
-    """Which elements of a global tensor the rank holds: (sizes, strides, offset).
+    """Which elements of a global tensor the rank holds: (*sizes, *strides, offset), flat.
 
-    Local element (i0, i1, ...) over all parts has the global index offset + sum(i * stride).
+    There is a size and a stride for each part of each dim, outer to inner. The element (i0, i1, ...)
+    over the parts has the global index offset + sum(i * stride).
     """
 
     layout: Layout
 
-    def at(
-        self, mesh: Mesh, coords: Mapping[str, int]
-    ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    def at(self, mesh: Mesh, coords: Mapping[str, int]) -> tuple[int, ...]:
         sizes, strides, offset, stride = [], [], 0, 1
         for part in reversed(list(self.layout.parts)):
             start, size = interval(part, mesh, coords)
@@ -141,7 +140,7 @@ class Box(RankArg):
             strides.append(stride)
             offset += start * stride
             stride *= part.size
-        return tuple(reversed(sizes)), tuple(reversed(strides)), offset
+        return (*reversed(sizes), *reversed(strides), offset)
 
     def __str__(self) -> str:
         return f"box{self.layout}"

@@ -142,7 +142,7 @@ class Mesh:
         coords: dict[str, int] = {}
         for name in reversed(names):
             index, coords[name] = divmod(index, self.axis_size(name))
-        return coords
+        return {name: coords[name] for name in names}
 
     def member_index(self, coords: Mapping[str, int], names: Sequence[str]) -> int:
         """The place of the rank at `coords` in its group along `names`."""

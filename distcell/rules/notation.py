@@ -53,7 +53,7 @@ class LocalArg:
         kind: `shape`: a tuple of sizes, which becomes the local shape of result `of`.
             `extent`: the size of factor `of`, which becomes the local size.
             `offset`: 0, which becomes the index of the first element of factor `of`.
-            `box`: the (sizes, strides, offset) of result `of` (see `distcell.graph.Box`).
+            `box`: None, which becomes the place of result `of` (see `distcell.graph.Box`).
         of: The index of a result, or the name of a factor.
     """
 
