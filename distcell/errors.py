@@ -207,7 +207,12 @@ def close_matches(word: str, choices: Iterable[str], *, limit: int = 1) -> list[
     by_lower: dict[str, str] = {}
     for choice in choices:
         by_lower.setdefault(choice.lower(), choice)
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=limit, cutoff=0.6)
+    lower, names = word.lower(), list(by_lower)
+    found = difflib.get_close_matches(lower, names, n=limit, cutoff=0.6)
+    if not found and len(lower) <= 3:
+        # One wrong letter of two is far away by ratio; it still says what is meant if one name fits.
+        near = difflib.get_close_matches(lower, names, n=2, cutoff=0.5)
+        found = near if len(near) == 1 else []
     return [by_lower[name] for name in found]
 
 
