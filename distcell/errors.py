@@ -210,7 +210,7 @@ def close_matches(word: str, choices: Iterable[str], *, limit: int = 1) -> list[
     lower, names = word.lower(), list(by_lower)
     found = difflib.get_close_matches(lower, names, n=limit, cutoff=0.6)
     if not found and len(lower) <= 3:
-        # One wrong letter of two is far away by ratio; it still says what is meant if one name fits.
+        # One wrong letter of two is far away by ratio; it still counts when one name alone fits.
         near = difflib.get_close_matches(lower, names, n=2, cutoff=0.5)
         found = near if len(near) == 1 else []
     return [by_lower[name] for name in found]
