@@ -94,15 +94,23 @@ class Extent(RankArg):
 
 @dataclass(frozen=True)
 class Offset(RankArg):
-    """The index in the whole part of the first element that the rank holds."""
+    """The index of the first element that the rank holds.
+
+    Args:
+        part: The part of a dim.
+        base: Count from the piece that the first `base` axes of the part leave; omitted: from the
+            whole part.
+    """
 
     part: Part
+    base: int = 0
 
     def at(self, mesh: Mesh, coords: Mapping[str, int]) -> int:
-        return interval(self.part, mesh, coords)[0]
+        outer = Part(self.part.size, self.part.axes[: self.base])
+        return interval(self.part, mesh, coords)[0] - interval(outer, mesh, coords)[0]
 
     def __str__(self) -> str:
-        return f"offset({self.part})"
+        return f"offset({self.part}{f' from {self.base}' if self.base else ''})"
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,13 @@ class Layout:
         sign = "+" if self.reduction == "sum" else f"{self.reduction} "
         return f"[{dims}]{{{sign}{','.join(self.partial)}}}"
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dims, self.partial, self.reduction))
+
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The global shape."""

@@ -51,18 +51,23 @@ class LocalArg:
     Args:
         arg: Its place: an index into `Op.args` or the name of a keyword.
         kind: `shape`: a tuple of sizes, which becomes the local shape of result `of`.
-            `extent`: the size of factor `of`, which becomes the local size.
+            `extent`: the size of factor `of`, which becomes the local size. Several names, `g c`:
+            of their product.
+            `extents`: a tuple of sizes, with a comma between the factors: `b, 1, g c`. Digits
+            stand for themselves.
             `offset`: 0, which becomes the index of the first element of factor `of`.
             `box`: None, which becomes the place of result `of` (see `distcell.graph.Box`).
         of: The index of a result, or the name of a factor.
+        times: What an extent is multiplied by.
     """
 
     arg: int | str
     kind: str
     of: int | str
+    times: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpRule:
     """The rule of one op at given shapes.
 

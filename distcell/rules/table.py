@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distcell.graph import Graph, Op
+from distcell.graph import Graph, Op, Ref, Value
 from distcell.rules.notation import Call, Factor, LocalArg, OpDef, OpRule
 
 _TABLE: dict[str, OpDef] = {}
@@ -40,7 +40,8 @@ def targets() -> tuple[str, ...]:
 
 def call_of(graph: Graph, op: Op) -> Call:
     """An op with the shapes of its tensors."""
-    return Call(op, graph.tensors(op), graph.results(op))
+    results = tuple(value for value in graph.results(op) if value.is_tensor)
+    return Call(op, graph.tensors(op), results)
 
 
 @lru_cache(maxsize=65536)
@@ -48,6 +49,20 @@ def rule_of(call: Call) -> OpRule:
     """The rule of a call. An op that is not in the table must be whole: `unknown_rule`."""
     definition = find(call.op.target)
     return definition.rule(call) if definition else unknown_rule(call)
+
+
+def rules_of(graph: Graph) -> list[OpRule]:
+    """The rules of all ops of a graph, in order. Calls that look alike share one rule."""
+    return [rule_of(_anonymous(call_of(graph, op))) for op in graph.ops]
+
+
+def _anonymous(call: Call) -> Call:
+    """The call with the names of values, the cell and the line taken out: what rules depend on."""
+    op = call.op
+    blank = Op(op.target, op.args, op.kwargs, ("",) * len(op.outputs), op.many)
+    operands = tuple(Value("", v.shape, v.dtype) for v in call.operands)
+    results = tuple(Value("", v.shape, v.dtype) for v in call.results)
+    return Call(blank.map_refs(lambda name: Ref("")), operands, results)
 
 
 def unknown_rule(call: Call) -> OpRule:
@@ -96,4 +111,4 @@ def _load_families() -> None:
     from distcell.rules import families  # noqa: F401
 
 
-__all__ = ["LocalArg", "call_of", "find", "implementation", "register", "rule_of", "targets"]
+__all__ = ["LocalArg", "call_of", "find", "implementation", "register", "rule_of", "rules_of", "targets"]

@@ -1,0 +1,1 @@
+"""From a plan to the program: compatible operands, reshards, collectives, local sizes."""

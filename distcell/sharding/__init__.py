@@ -1,0 +1,1 @@
+"""From annotations to a plan: a layout on every value, each with its reason."""
