@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.optim.optimizer import _foreach_supported_types
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
@@ -81,5 +82,5 @@ def allow_foreach(kind: type[torch.nn.Parameter]) -> None:
     Args:
         kind: A subclass that adds no behaviour to arithmetic.
     """
-    if kind not in torch.optim.optimizer._foreach_supported_types:
-        torch.optim.optimizer._foreach_supported_types.append(kind)
+    if kind not in _foreach_supported_types:
+        _foreach_supported_types.append(kind)

@@ -181,7 +181,7 @@ class Collectives(Protocol):
         """
         ...
 
-    def all_to_all(
+    def all_to_all(  # noqa: PLR0917
         self,
         x: Tensor,
         axes: Axes,
