@@ -12,11 +12,20 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.optim.optimizer import _foreach_supported_types
 from torch.nn.modules import module as modules
+from torch.optim.optimizer import _foreach_supported_types
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["PrefixStore", "Store", "TCPStore", "gloo_backend", "nccl_backend", "remove_global_hook"]
+__all__ = [
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "allow_foreach",
+    "gloo_backend",
+    "has_hooks",
+    "nccl_backend",
+    "remove_global_hook",
+]
 
 
 def gloo_backend(store: Store, index: int, size: int, *, timeout: timedelta, loopback: bool) -> Any:
