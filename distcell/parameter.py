@@ -48,8 +48,9 @@ class Parameter(torch.nn.Parameter):
     def name(self, name: str) -> None:
         self.__dict__[_NAME] = name
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Parameter({self.name or 'unnamed'}: {name_of(self.dtype)}{layout(self)})\n{tensor_contents or self.detach()}"
+    def __repr__(self) -> str:  # type: ignore[override]
+        kind = f"{name_of(self.dtype)}{layout(self)}"
+        return f"Parameter({self.name or 'unnamed'}: {kind})\n{self.detach()}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         if id(self) not in memo:
