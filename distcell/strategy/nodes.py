@@ -179,16 +179,18 @@ class Document:
         """Returns a whole number, or None after noting that it is none."""
         if isinstance(node, yaml.ScalarNode) and is_plain(node) and _INT.fullmatch(node.value):
             return int(node.value)
-        written = f"`{node.value}`" if isinstance(node, yaml.ScalarNode) else describe(node)
-        self.report(node, f"{what} is {written}, not a whole number", hint=_number_hint(node))
+        self.report(
+            node, f"{what} is {describe(node)}, not a whole number", hint=_number_hint(node)
+        )
         return None
 
     def boolean(self, node: yaml.Node, what: str) -> bool | None:
         """Returns true or false, or None after noting that it is neither."""
         if isinstance(node, yaml.ScalarNode) and is_plain(node) and node.value in _BOOLS:
             return _BOOLS[node.value]
-        written = f"`{node.value}`" if isinstance(node, yaml.ScalarNode) else describe(node)
-        self.report(node, f"{what} is {written}, not true or false", hint="write `true` or `false`")
+        self.report(
+            node, f"{what} is {describe(node)}, not true or false", hint="write `true` or `false`"
+        )
         return None
 
 

@@ -80,5 +80,6 @@ def _key(key: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    # JSON's strings are YAML's double-quoted ones.
-    return json.dumps(text)
+    # JSON's strings are YAML's double-quoted ones, but for its pairs of surrogates.
+    escaped = (f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else json.dumps(c)[1:-1] for c in text)
+    return f'"{"".join(escaped)}"'
