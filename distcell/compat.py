@@ -6,24 +6,38 @@ Each function says which part of torch it needs; `python -m distcell doctor` and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.nn.modules import module as modules
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim.optimizer import _foreach_supported_types
+from torch.utils import checkpoint as checkpoints
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx import Graph as FxGraph
+    from torch.fx import GraphModule, Node
 
 __all__ = [
     "PrefixStore",
     "Store",
     "TCPStore",
+    "TorchDispatchMode",
     "allow_foreach",
+    "below_autograd",
     "gloo_backend",
     "has_hooks",
+    "may_alias",
     "nccl_backend",
+    "operator_function",
     "remove_global_hook",
 ]
 
@@ -47,6 +61,12 @@ def gloo_backend(store: Store, index: int, size: int, *, timeout: timedelta, loo
         device(hostname="127.0.0.1") if loopback else dist.ProcessGroupGloo.create_default_device()
     ]
     return dist.ProcessGroupGloo(store, index, size, options)
+
+
+def clone_store(store: Store) -> Store:
+    """Returns a second connection to the same store. Needs `Store.clone`."""
+    cloned: Store = store.clone()  # type: ignore[attr-defined]
+    return cloned
 
 
 def nccl_backend(store: Store, index: int, size: int, *, timeout: timedelta) -> Any:
@@ -93,3 +113,209 @@ def allow_foreach(kind: type[torch.nn.Parameter]) -> None:
     """
     if kind not in _foreach_supported_types:
         _foreach_supported_types.append(kind)
+
+
+def fake_mode(*, numbers: bool = False) -> FakeTensorMode:
+    """Returns the mode under which tensors have a shape and no values.
+
+    Needs `torch._subclasses.fake_tensor`.
+
+    Args:
+        numbers: Whether `.item()` gives an unknown number; else it is an error.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(
+        allow_non_fake_inputs=True, static_shapes=True, shape_env=ShapeEnv() if numbers else None
+    )
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
+    """Returns the ATen ops that a function calls, as an FX graph.
+
+    Needs `torch.fx.experimental.proxy_tensor.make_fx` and its underscored arguments.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced = make_fx(function, _allow_non_fake_inputs=True, _disable_torch_fn_metadata_mode=True)(
+        *inputs
+    )
+    return traced
+
+
+def traced_graph() -> FxGraph | None:
+    """Returns the graph that is being traced, if any. Needs `get_proxy_mode`."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
+
+
+def traced_node(tensor: torch.Tensor) -> Node | None:
+    """Returns the node that made a tensor in the trace that is going on. Needs `get_proxy_slot`."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+def traced_number(value: float, name: str) -> float:
+    """Returns a number that is an input of the trace that is going on; branches see its value.
+
+    Needs `ShapeEnv.create_symbol`, `create_symfloatnode` and `track_tensor_tree`.
+
+    Args:
+        value: What it is now.
+        name: The name of the graph's placeholder.
+    """
+    from torch._dynamo.source import ConstantSource
+    from torch._guards import detect_fake_mode
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    mode = get_proxy_mode()
+    fake = detect_fake_mode()
+    assert mode is not None and fake is not None and fake.shape_env is not None
+    source = ConstantSource(name)
+    symbol = fake.shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+    number = fake.shape_env.create_symfloatnode(symbol, hint=value, source=source)
+    proxy = mode.tracer.create_proxy("placeholder", name, (), {})
+    track_tensor_tree(number, proxy, constant=None, tracer=mode.tracer)
+    return cast(float, number)
+
+
+def forward_number() -> int:
+    """Returns the number of the autograd node that this thread made last.
+
+    Needs `torch._C._autograd._get_sequence_nr`.
+    """
+    return torch._C._autograd._get_sequence_nr() - 1
+
+
+def backward_number() -> int | None:
+    """Returns the number of the autograd node that runs backward, None outside of backward.
+
+    Needs `torch._C._current_autograd_node`.
+    """
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+@contextmanager
+def with_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """A context in which a module's parameters and buffers are other tensors, backward included.
+
+    Needs `torch.nn.utils.stateless._reparametrize_module`; `torch.func.functional_call` ends
+    before backward, where a module that checkpoints needs its parameters again.
+    """
+    with _reparametrize_module(module, tensors):
+        yield
+
+
+@contextmanager
+def checkpoint_as_call() -> Iterator[None]:
+    """A context in which `torch.utils.checkpoint` calls the function, and replays nothing.
+
+    Needs `_checkpoint_without_reentrant_generator` and `CheckpointFunction`, looked up by
+    `torch.utils.checkpoint.checkpoint` as globals of its module.
+    """
+
+    class Call:
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def once(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+
+    kept = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
+    checkpoints._checkpoint_without_reentrant_generator = once
+    checkpoints.CheckpointFunction = Call  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        checkpoints._checkpoint_without_reentrant_generator = kept[0]
+        checkpoints.CheckpointFunction = kept[1]  # type: ignore[misc]
+
+
+class Functional:
+    """A context in which ops that write into tensors become ops that make new ones.
+
+    Needs `torch._to_functional_tensor`, `_from_functional_tensor`, `_sync` and
+    `_enable_functionalization`.
+    """
+
+    def __enter__(self) -> Functional:
+        torch._enable_functionalization(reapply_views=True)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        torch._disable_functionalization()  # type: ignore[no-untyped-call]
+
+    def wrap(self, item: Any) -> Any:
+        """The tensor that stands for a traced one."""
+        return torch._to_functional_tensor(item) if isinstance(item, torch.Tensor) else item
+
+    def unwrap(self, item: Any) -> Any:
+        """The traced tensor that holds the value of one that `wrap` or an op gave."""
+        if not isinstance(item, torch.Tensor) or not torch._is_functional_tensor(item):
+            return item
+        torch._sync(item)  # type: ignore[attr-defined, no-untyped-call]
+        return torch._from_functional_tensor(item)
+
+
+def is_fake(tensor: object) -> bool:
+    """Returns whether a tensor has no values. Needs `torch._subclasses.fake_tensor.FakeTensor`."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def needs_value(error: BaseException) -> bool:
+    """Returns whether an op failed because a tensor has no values under `fake_mode`.
+
+    Needs the exceptions of `torch._subclasses.fake_tensor` and of `symbolic_shapes`.
+    """
+    from torch._subclasses import fake_tensor
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    kinds = (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        GuardOnDataDependentSymNode,
+    )
+    return isinstance(error, kinds)
+
+
+def operator_function(overload: Any) -> Any:
+    """Returns what an operator overload calls, without the Python frame around it.
+
+    Needs `OpOverload._op`.
+
+    Args:
+        overload: Such as `torch.ops.aten.mm.default`; another callable comes back as it is.
+    """
+    return overload._op if isinstance(overload, torch._ops.OpOverload) else overload
+
+
+def may_alias(overload: Any) -> bool:
+    """Returns whether a result of an operator may share the storage of an operand, or be one.
+
+    Needs `OpOverload._schema`.
+
+    Args:
+        overload: Such as `torch.ops.aten.t.default`; of another callable nothing is known.
+    """
+    if not isinstance(overload, torch._ops.OpOverload):
+        return True
+    return any(result.alias_info is not None for result in overload._schema.returns)
+
+
+def below_autograd() -> Any:
+    """Returns a context in which operators skip autograd's layer of the dispatcher altogether.
+
+    Needs `torch._C._AutoDispatchBelowAutograd`. Version counters still count in-place writes.
+    """
+    return torch._C._AutoDispatchBelowAutograd()
