@@ -1,0 +1,33 @@
+"""Layers, losses, optimizers and wrappers: MindSpore's names and arguments over torch's own."""
+
+from distcell.cell import Cell as Cell
+from distcell.nn.containers import CellList as CellList
+from distcell.nn.containers import SequentialCell as SequentialCell
+from distcell.nn.convolution import AvgPool2d as AvgPool2d
+from distcell.nn.convolution import Conv2d as Conv2d
+from distcell.nn.convolution import Flatten as Flatten
+from distcell.nn.convolution import MaxPool2d as MaxPool2d
+from distcell.nn.layers import GELU as GELU
+from distcell.nn.layers import Dense as Dense
+from distcell.nn.layers import Dropout as Dropout
+from distcell.nn.layers import Embedding as Embedding
+from distcell.nn.layers import ReLU as ReLU
+from distcell.nn.layers import Sigmoid as Sigmoid
+from distcell.nn.layers import SiLU as SiLU
+from distcell.nn.layers import Softmax as Softmax
+from distcell.nn.layers import Tanh as Tanh
+from distcell.nn.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
+from distcell.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from distcell.nn.losses import HuberLoss as HuberLoss
+from distcell.nn.losses import MSELoss as MSELoss
+from distcell.nn.losses import SmoothL1Loss as SmoothL1Loss
+from distcell.nn.losses import SoftmaxCrossEntropyWithLogits as SoftmaxCrossEntropyWithLogits
+from distcell.nn.norms import BatchNorm2d as BatchNorm2d
+from distcell.nn.norms import LayerNorm as LayerNorm
+from distcell.nn.norms import RMSNorm as RMSNorm
+from distcell.nn.optimizers import SGD as SGD
+from distcell.nn.optimizers import Adam as Adam
+from distcell.nn.optimizers import AdamWeightDecay as AdamWeightDecay
+from distcell.nn.optimizers import Momentum as Momentum
+from distcell.nn.wrappers import TrainOneStepCell as TrainOneStepCell
+from distcell.nn.wrappers import WithLossCell as WithLossCell

@@ -1,0 +1,94 @@
+"""Cells that add a loss, and a whole training step, to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distcell.cell import Cell
+
+Step = Callable[..., Tensor]
+"""A training step: takes a batch, changes the weights, returns the loss before the change."""
+
+
+class WithLossCell(Cell):
+    """The loss of a network: takes the network's inputs, then the label.
+
+    Args:
+        backbone: the network.
+        loss_fn: takes the network's output and the label.
+
+    >>> net = WithLossCell(torch.nn.Identity(), torch.nn.MSELoss())
+    >>> net(torch.zeros(2), torch.ones(2))
+    tensor(1.)
+    """
+
+    def __init__(self, backbone: torch.nn.Module, loss_fn: torch.nn.Module) -> None:
+        super().__init__(auto_prefix=False)
+        self.backbone, self.loss_fn = backbone, loss_fn
+
+    def construct(self, *batch: Any) -> Any:
+        """Returns the loss."""
+        *inputs, label = batch
+        return self.loss_fn(self.backbone(*inputs), label)
+
+
+class TrainOneStepCell(Cell):
+    """A whole training step: forward, loss, backward and optimizer in one program.
+
+    Args:
+        network: returns the loss: a `WithLossCell`, or a network whose output is the loss.
+        optimizer: a torch optimizer of the network's parameters.
+
+    >>> net = WithLossCell(torch.nn.Linear(1, 1), torch.nn.MSELoss())
+    >>> step = TrainOneStepCell(net, torch.optim.SGD(net.parameters(), 0.1))
+    >>> bool(step(torch.ones(1, 1), torch.ones(1, 1)) > step(torch.ones(1, 1), torch.ones(1, 1)))
+    True
+    """
+
+    def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(auto_prefix=False)
+        self.network, self.optimizer = network, optimizer
+        if isinstance(network, WithLossCell):
+            self._step = train_step(network.backbone, network.loss_fn, optimizer)
+        else:
+            self._step = train_step(network, None, optimizer)
+
+    def construct(self, *batch: Any) -> Tensor:
+        """Returns the loss before the step."""
+        return self._step(*batch)
+
+
+def train_step(
+    net: torch.nn.Module, loss_fn: torch.nn.Module | None, optimizer: torch.optim.Optimizer
+) -> Step:
+    """Returns a training step of a network: one program when the network is parallel.
+
+    Args:
+        net: takes the batch but the label; without `loss_fn`, it takes all of it.
+        loss_fn: takes the network's output and the label; None: the network's output is the loss.
+        optimizer: a torch optimizer of the network's parameters.
+
+    >>> net = torch.nn.Linear(1, 1)
+    >>> step = train_step(net, torch.nn.MSELoss(), torch.optim.SGD(net.parameters(), 0.1))
+    >>> step(torch.ones(1, 1), torch.ones(1, 1)).shape
+    torch.Size([])
+    """
+    if isinstance(net, Cell) and net.is_auto_parallel:
+        import distcell.engine
+
+        if hasattr(distcell.engine, "compile_step"):
+            compiled: Step = distcell.engine.compile_step(net, loss_fn, optimizer)
+            return compiled
+
+    def step(*batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = net(*batch) if loss_fn is None else loss_fn(net(*batch[:-1]), batch[-1])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
