@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
@@ -105,3 +105,31 @@ def track(
         _tracker.reset(token)
         for handle in handles:
             remove_global_hook(handle)
+
+
+def save_place() -> Callable[[], AbstractContextManager[Any]]:
+    """Makes a context in which the program is, once more, where it is now.
+
+    What is run again in backward then knows its cell paths.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Identity())
+        >>> with track(net) as tracker:
+        ...     tracker.running.append(net[0])
+        ...     place = save_place()
+        >>> with place():
+        ...     current_cell()
+        '0'
+    """
+    tracker = _tracker.get()
+    if tracker is None:
+        return nullcontext
+    running = tuple(tracker.running)
+
+    @contextmanager
+    def resume() -> Iterator[None]:
+        with track(tracker.root) as again:
+            again.running.extend(running)
+            yield
+
+    return resume
