@@ -18,6 +18,4 @@ def _pass_on(x: Any) -> Any:
     return x
 
 
-register(
-    OpDef(CONSTRAIN, rule("* -> *", linear=[{0}], monotone=True, priority=0), run=_pass_on)
-)
+register(OpDef(CONSTRAIN, rule("* -> *", linear=[{0}], monotone=True, priority=0), run=_pass_on))

@@ -111,9 +111,11 @@ def _local_arg(local: LocalArg, rule: OpRule, split: Split) -> Arg:
     if local.kind == "box":
         return Box(layout_of(rule.results[int(local.of)], rule, split))
     name = str(local.of)
-    dim = split.get(name, (Part(rule.factors[name].size),))
     if local.kind == "extent":
-        return _extent(dim)
+        return _extent((Part(local.times), *_parts(name, rule, split)))
+    if local.kind == "extents":
+        return tuple(_extent(_parts(names, rule, split)) for names in name.split(","))
+    dim = _parts(name, rule, split)
     axes = [part for part in dim if part.axes]
     if not axes:
         return 0
@@ -122,7 +124,16 @@ def _local_arg(local: LocalArg, rule: OpRule, split: Split) -> Arg:
     return Offset(dim[0])
 
 
+def _parts(names: str, rule: OpRule, split: Split) -> Dim:
+    """The parts of the factors named, outer to inner; a number stands for an unsplit part."""
+    parts: list[Part] = []
+    for name in names.split():
+        size = int(name) if name.isdigit() else rule.factors[name].size
+        parts += split.get(name, (Part(size),))
+    return tuple(parts)
+
+
 def _extent(dim: Dim) -> Arg:
     if any(part.axes for part in dim):
-        return Extent(dim)
+        return Extent(merge_parts(dim))
     return math.prod(part.size for part in dim)

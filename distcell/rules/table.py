@@ -111,4 +111,13 @@ def _load_families() -> None:
     from distcell.rules import families  # noqa: F401
 
 
-__all__ = ["LocalArg", "call_of", "find", "implementation", "register", "rule_of", "rules_of", "targets"]
+__all__ = [
+    "LocalArg",
+    "call_of",
+    "find",
+    "implementation",
+    "register",
+    "rule_of",
+    "rules_of",
+    "targets",
+]
