@@ -53,36 +53,34 @@ def expand_braces(pattern: str) -> list[str]:
     >>> expand_braces("mlp.{up,down}")
     ['mlp.up', 'mlp.down']
     """
-    start = pattern.find("{")
-    if start < 0:
-        if "}" in pattern:
-            raise StrategyError(f"pattern `{pattern}` closes a brace that it did not open")
-        return [pattern]
-    if "}" in pattern[:start]:
+    return _expand(pattern, pattern)
+
+
+def _expand(text: str, pattern: str) -> list[str]:
+    """Returns what a part of the pattern stands for; errors name the whole pattern."""
+    start = text.find("{")
+    if "}" in (text if start < 0 else text[:start]):
         raise StrategyError(f"pattern `{pattern}` closes a brace that it did not open")
-    end, parts = _split_braces(pattern, start)
-    found = [
-        pattern[:start] + middle + rest
-        for part in parts
-        for middle in expand_braces(part)
-        for rest in expand_braces(pattern[end + 1 :])
-    ]
-    if len(found) > _MAX_ALTERNATIVES:
+    if start < 0:
+        return [text]
+    end, parts = _split_braces(text, start, pattern)
+    middles = [middle for part in parts for middle in _expand(part, pattern)]
+    rests = _expand(text[end + 1 :], pattern)
+    if len(middles) * len(rests) > _MAX_ALTERNATIVES:
         raise StrategyError(
-            f"pattern `{pattern}` stands for more than {_MAX_ALTERNATIVES} names",
-            hint="use `*`",
+            f"pattern `{pattern}` stands for more than {_MAX_ALTERNATIVES} names", hint="use `*`"
         )
-    return found
+    return [text[:start] + middle + rest for middle in middles for rest in rests]
 
 
-def _split_braces(pattern: str, start: int) -> tuple[int, list[str]]:
+def _split_braces(text: str, start: int, pattern: str) -> tuple[int, list[str]]:
     """Returns where the brace at `start` closes, and its alternatives."""
     depth, parts, begin = 0, [], start + 1
-    for place in range(start, len(pattern)):
-        letter = pattern[place]
+    for place in range(start, len(text)):
+        letter = text[place]
         depth += (letter == "{") - (letter == "}")
         if (letter == "," and depth == 1) or depth == 0:
-            parts.append(pattern[begin:place])
+            parts.append(text[begin:place])
             begin = place + 1
         if depth == 0:
             return place, _expand_range(parts, pattern)

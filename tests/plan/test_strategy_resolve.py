@@ -88,6 +88,13 @@ def test_any_pattern_is_matched_or_refused_with_our_error(pattern, name):
         assert pattern in str(error)
 
 
+def test_a_pattern_that_stands_for_too_many_names_is_refused():
+    with pytest.raises(StrategyError, match="stands for more than 4096 names"):
+        matches("{0..99}.{0..99}", "1.1")
+    with pytest.raises(StrategyError, match=r"has the range 9\.\.1"):
+        matches("{9..1}", "1")
+
+
 # -- meshes
 
 
