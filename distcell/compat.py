@@ -6,9 +6,10 @@ Each function says which part of torch it needs; `python -m distcell doctor` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -32,7 +33,9 @@ __all__ = [
     "TCPStore",
     "TorchDispatchMode",
     "allow_foreach",
+    "arguments",
     "below_autograd",
+    "checkpoint_replayed",
     "gloo_backend",
     "has_hooks",
     "may_alias",
@@ -319,3 +322,49 @@ def below_autograd() -> Any:
     Needs `torch._C._AutoDispatchBelowAutograd`. Version counters still count in-place writes.
     """
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call of an ATen operator by name, defaults included.
+
+    Needs `OpOverload._schema`.
+    """
+    schema = func._schema.arguments
+    named = {item.name: item.default_value for item in schema if item.has_default_value()}
+    return named | {item.name: arg for item, arg in zip(schema, args, strict=False)} | {**kwargs}
+
+
+@contextmanager
+def checkpoint_replayed(
+    replay: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
+    """A context in which `torch.utils.checkpoint` runs another function when it runs one again.
+
+    Needs `_checkpoint_without_reentrant_generator` and `CheckpointFunction`, as
+    `checkpoint_as_call` does; within that one, nothing runs again.
+
+    Args:
+        replay: Given a function when it is about to run first; makes what runs in backward.
+    """
+    kept = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
+
+    def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return kept[0](replay(function), *args, **kwargs)
+
+    class Reentrant:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            turns = chain([function], repeat(replay(function)))
+
+            def run(*inputs: Any) -> Any:
+                return next(turns)(*inputs)
+
+            return kept[1].apply(run, preserve, *args)
+
+    checkpoints._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
+    checkpoints.CheckpointFunction = Reentrant  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        checkpoints._checkpoint_without_reentrant_generator = kept[0]
+        checkpoints.CheckpointFunction = kept[1]  # type: ignore[misc]

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -149,6 +150,8 @@ def abort(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if current_world().backend == "mpi":
+        with Path(os.devnull).open("w", encoding="ascii") as nowhere:
+            os.dup2(nowhere.fileno(), 2)  # MPI repeats the code; why we end has been said
         _mpi().COMM_WORLD.Abort(code)
     os._exit(code)
 
@@ -216,7 +219,6 @@ def _let_waiting_ranks_yield(found: RankEnvironment | None) -> None:
 
     Not where every rank has a core: there, yielding makes each message slower.
     """
-    os.environ.setdefault("MPIR_CVAR_SUPPRESS_ABORT_MESSAGE", "1")  # we have said why by then
     local_size = (found.local_size or found.size) if found else 1
     if local_size > len(os.sched_getaffinity(0)):
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")

@@ -1,0 +1,177 @@
+"""The flags of `python -m distcell.launch`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from distcell.context import BACKENDS, LaunchOptions
+from distcell.errors import LaunchError, did_you_mean
+from distcell.mesh import Mesh
+from distcell.strategy.library import load_strategy
+
+_DESCRIPTION = """\
+Run a training script on many ranks under a strategy.
+
+Under mpirun, srun or torchrun the ranks that they started are used. With -n alone the ranks
+are started here. With --simulate one process plays all ranks."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the command line asks for.
+
+    Args:
+        script: The path of the script.
+        arguments: The script's own arguments.
+        ranks: The number of ranks to start; None takes those that are there.
+        simulate: The number of ranks to play in one process.
+        strategy: The name or path of the strategy file.
+        backend: What carries the collectives.
+        threads: Threads for each rank; None divides the cores by the ranks of the host.
+        stall_after: Seconds after which an unfinished collective ends the job.
+        seed: What all ranks are seeded with.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    ranks: int | None = None
+    simulate: int | None = None
+    strategy: str | None = None
+    backend: str = "auto"
+    threads: int | None = None
+    stall_after: float = 300.0
+    seed: int = 0
+
+    def check(self, size: int) -> None:
+        """Raises when the job cannot run on `size` ranks.
+
+        Raises:
+            LaunchError: The script is not there.
+            StrategyError: The strategy is not there, malformed, or has another number of ranks.
+        """
+        if not Path(self.script).is_file():
+            folder = Path(self.script).parent
+            near = [str(path) for path in sorted(folder.glob("*.py"))]
+            hint = did_you_mean(self.script, near) or "give the path of a Python file"
+            raise LaunchError(f"there is no script `{self.script}`", hint=hint)
+        if self.strategy is not None:
+            Mesh(load_strategy(self.strategy).mesh_for(size))
+
+    def options(self, size: int) -> LaunchOptions:
+        """Returns what the script's process is told."""
+        return LaunchOptions(
+            mode="simulate" if self.simulate else "ranks",
+            ranks=self.simulate or size,
+            strategy=self.strategy,
+            backend=self.backend,
+            seed=self.seed,
+            stall_after=self.stall_after,
+        )
+
+    def for_ranks(self) -> list[str]:
+        """Returns the arguments that each rank of this job is started with."""
+        flags = ["--backend", self.backend, "--seed", str(self.seed)]
+        flags += ["--stall-after", str(self.stall_after)]
+        if self.strategy is not None:
+            flags += ["--strategy", self.strategy]
+        if self.threads is not None:
+            flags += ["--threads", str(self.threads)]
+        return [*flags, self.script, *self.arguments]
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Returns the command that the arguments describe.
+
+    Raises:
+        LaunchError: A flag is not known, a value is out of range, or two flags exclude each other.
+
+    Example:
+        >>> parse(["-n", "8", "--strategy", "tensor", "train.py", "--steps", "3"]).arguments
+        ('--steps', '3')
+    """
+    known, unknown = _parser().parse_known_args(list(arguments))
+    if unknown:
+        raise LaunchError(f"no flag `{unknown[0]}`", hint=did_you_mean(unknown[0], flags()))
+    if known.ranks is not None and known.simulate is not None:
+        raise LaunchError(
+            "-n starts ranks and --simulate plays them in one process",
+            hint="leave one of the two out",
+        )
+    return Command(
+        known.script,
+        tuple(known.arguments),
+        ranks=known.ranks,
+        simulate=known.simulate,
+        strategy=known.strategy,
+        backend=known.backend,
+        threads=known.threads,
+        stall_after=known.stall_after,
+        seed=known.seed,
+    )
+
+
+def flags() -> list[str]:
+    """Returns all flags; a test freezes them."""
+    return sorted(flag for action in _parser()._actions for flag in action.option_strings)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(message, hint="see python -m distcell.launch --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m distcell.launch",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-n", dest="ranks", type=_count, metavar="N", help="start N ranks on this machine")
+    add("--simulate", type=_count, metavar="N", help="play N ranks in this process")
+    add("--strategy", metavar="NAME|FILE", help="how the model is split (default: data)")
+    add(
+        "--backend",
+        choices=BACKENDS,
+        default="auto",
+        help="what carries the collectives (default: MPI where there is one, else gloo or NCCL)",
+    )
+    add("--threads", type=_count, metavar="T", help="threads per rank (default: cores / ranks)")
+    add(
+        "--stall-after",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="end the job when a collective takes longer than S seconds (default: 300)",
+    )
+    add("--seed", type=_seed, default=0, metavar="S", help="seed of all ranks (default: 0)")
+    add("script", help="the Python script that every rank runs")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of at least 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 0 upwards")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds above 0")
+    return value

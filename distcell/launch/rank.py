@@ -1,0 +1,151 @@
+"""One rank: joins the others, sets itself up like them, and runs the script."""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distcell.context import set_launch
+from distcell.errors import BackendError, DistcellError, LaunchError
+from distcell.launch.agreement import check_agreement, describe
+from distcell.launch.command_line import Command, parse
+from distcell.launch.faults import run_to_the_end
+from distcell.launch.local_ranks import die_with_launcher
+from distcell.launch.threads import core_quota, threads_for, usable_cores
+from distcell.launch.watchdog import Watchdog
+from distcell.mesh import Mesh
+from distcell.runtime import world
+from distcell.runtime.rank_environment import RankEnvironment
+
+_GRACE_S = 3.0
+
+
+def run_alone(command: Command) -> int:
+    """Runs the script in this process: as a single rank, or as all simulated ones."""
+
+    def body() -> None:
+        command.check(command.simulate or 1)
+        world.init(command.backend)
+        threads = threads_for(usable_cores(), [usable_cores()], core_quota())
+        _set_up(command, 1, threads)
+        _run_script(command)
+
+    return run_to_the_end(body, _path(command))
+
+
+def run_as_rank(arguments: Sequence[str], found: RankEnvironment) -> int:
+    """Runs the script as one of the ranks that a launcher started.
+
+    Args:
+        arguments: The command line.
+        found: What the launcher says.
+    """
+    die_with_launcher()
+    command, error = _parse(arguments)
+    if not _join(command, found):
+        return BackendError.exit_code
+
+    def body() -> None:
+        if command is None:
+            assert error is not None
+            raise error
+        _check_ranks(command, found)
+        command.check(found.size)
+        described = _exchange(describe(command))
+        check_agreement(described)
+        mine = described[found.rank]
+        local = [entry["cores"] for entry in described if entry["host"] == mine["host"]]
+        _set_up(command, found.size, threads_for(mine["cores"], local, core_quota()))
+        Watchdog(command.stall_after).start()
+        _run_script(command)
+
+    return run_to_the_end(body, _path(command) if command else "")
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Command | None, DistcellError | None]:
+    """The command, or why there is none: said only when the ranks can agree on who says it."""
+    try:
+        return parse(arguments), None
+    except DistcellError as error:
+        return None, error
+
+
+def _join(command: Command | None, found: RankEnvironment) -> bool:
+    """Joins the other ranks. Where that fails, rank 0 says why, and has time to."""
+    try:
+        world.init(command.backend if command else "auto")
+    except DistcellError as error:
+        if found.rank:
+            time.sleep(_GRACE_S)  # by now the launcher has ended this rank, if rank 0 failed too
+        print(error.render(), file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _check_ranks(command: Command, found: RankEnvironment) -> None:
+    if command.simulate is not None:
+        raise LaunchError(
+            f"--simulate plays all ranks in one process, {found.launcher} started {found.size}",
+            hint=f"leave {found.launcher} or --simulate out",
+        )
+    if command.ranks not in (None, found.size):
+        raise LaunchError(
+            f"-n {command.ranks} asks for other ranks than the {found.size} of {found.launcher}",
+            hint="leave -n out",
+        )
+
+
+def _exchange(obj: dict[str, Any]) -> list[Any]:
+    size = world.current_world().size
+    return world.collectives_for(Mesh((("rank", size),))).all_gather_object(obj)
+
+
+def _set_up(command: Command, size: int, threads: int) -> None:
+    """Threads, seeds and environment: the same on all ranks, before the script's first line."""
+    set_launch(command.options(size))
+    threads = command.threads or _threads_of_user() or threads
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    _seed(command.seed)
+    here, (host, port) = world.current_world(), world.master()
+    os.environ.update(
+        RANK=str(here.rank),
+        WORLD_SIZE=str(here.size),
+        LOCAL_RANK=str(here.local_rank),
+        LOCAL_WORLD_SIZE=str(here.local_size),
+        MASTER_ADDR=host,
+        MASTER_PORT=str(port),
+    )
+
+
+def _threads_of_user() -> int | None:
+    """What the user set. torchrun sets 1 where the user did not, which is not the user's word."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    by_torchrun = text == "1" and "TORCHELASTIC_RUN_ID" in os.environ
+    return int(text) if text.isdigit() and int(text) > 0 and not by_torchrun else None
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _path(command: Command) -> str:
+    return str(Path(command.script).resolve())
+
+
+def _run_script(command: Command) -> None:
+    path = _path(command)
+    sys.argv = [command.script, *command.arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
