@@ -1,0 +1,1 @@
+"""All ranks in one process: the values that they compute, without any of them running."""
