@@ -1,0 +1,97 @@
+"""From a network and what it is called with to a plan and its program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from distcell.graph import Graph
+from distcell.layout import Layout
+from distcell.mesh import Mesh
+from distcell.partition.emit import Reshard
+from distcell.partition.partition import partition
+fuse_gradients = lambda p: p  # TEMP
+from distcell.program import Program
+from distcell.sharding.plan import Plan
+from distcell.sharding.planner import Annotations, make_plan
+from distcell.strategy import Strategy, resolve_cells, resolve_inputs
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What was decided for one graph.
+
+    Args:
+        plan: Layouts with their reasons.
+        program: What the ranks run, gradients fused.
+        reshards: The changes of layout in it.
+    """
+
+    plan: Plan
+    program: Program
+    reshards: tuple[Reshard, ...]
+
+
+def plan_graph(
+    graph: Graph,
+    module: torch.nn.Module,
+    strategy: Strategy,
+    mesh: Mesh,
+    *,
+    tied: Iterable[Sequence[str]] = (),
+    fixed: Mapping[str, Layout] | None = None,
+) -> Planned:
+    """The plan and the program of a captured graph.
+
+    Args:
+        graph: The captured graph.
+        module: The network: its cell paths and parameter paths are what patterns match.
+        strategy: What the user asks for, `Cell.shard` calls among its rules.
+        mesh: The mesh.
+        tied: Groups of paths that are one parameter.
+        fixed: The layouts of parameters that are split already.
+
+    Raises:
+        StrategyError: When the strategy does not fit the network.
+        PlanError: When the plan breaks a rule that the strategy sets.
+    """
+    notes = annotations_of(graph, module, strategy, tied=tied, fixed=fixed or {})
+    plan = make_plan(graph, mesh, notes)
+    parted = partition(plan)
+    return Planned(plan, fuse_gradients(parted.program), parted.reshards)
+
+
+def annotations_of(
+    graph: Graph,
+    module: torch.nn.Module,
+    strategy: Strategy,
+    *,
+    tied: Iterable[Sequence[str]],
+    fixed: Mapping[str, Layout],
+) -> Annotations:
+    """The strategy as it applies to one captured graph."""
+    groups = [tuple(group) for group in tied]
+    shapes = {i.path: graph.values[i.value].shape for i in graph.inputs if i.kind == "param"}
+    params = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    found = resolve_cells(
+        strategy, [path for path, _ in module.named_modules()], params, shapes=shapes, tied=groups
+    )
+    inputs = [item.path for item in graph.inputs if item.kind == "input"]
+    return Annotations(
+        params=found.params,
+        inputs=resolve_inputs(strategy, inputs),
+        cells=found.cells,
+        fixed=fixed,
+        uneven=strategy.uneven,
+        strict=strategy.strict,
+        data=strategy.data,
+        source=strategy.source,
+        digest=strategy.digest,
+    )
+
+
+def with_rules(strategy: Strategy, rules: Sequence[object]) -> Strategy:
+    """The strategy with the rules that `Cell.shard` calls declare after its own."""
+    return replace(strategy, cells=(*strategy.cells, *rules)) if rules else strategy
