@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 
 from distcell.layout import Dim, Layout
 from distcell.mesh import Mesh
 from distcell.rules.notation import OpRule
-from distcell.sharding.flow import axes_of, extends, splits_of, without_axes
+from distcell.sharding.flow import axes_of, splits_of, without_axes
 
 RESULT_DISCOUNT = 0.5
 """A result counts half: to change it moves its bytes once, to gather an operand leaves every rank
@@ -21,8 +21,8 @@ def choose_split(
 ) -> tuple[tuple[str, Dim], ...]:
     """The split of an op's factors that moves few bytes.
 
-    The candidates are the splits that its tensors have already. Each counts the bytes of the
-    tensors that it leaves in place; the weightiest go first, and an axis is given once.
+    Each axis is given to one factor: the one that it splits on the tensors with the most bytes, for
+    these stay where they are. A factor then takes the heaviest of the splits that have its axes.
 
     Args:
         rule: The rule of the op.
@@ -38,22 +38,26 @@ def choose_split(
         for factor, dim in splits_of(rule, index, layout, mesh).items():
             if rule.kind(factor) != "whole":
                 votes[factor, dim] = votes.get((factor, dim), 0.0) + share * weights[index]
-    for factor, dim in votes:
-        votes[factor, dim] += sum(
-            votes[f, d] for f, d in votes if f == factor and d != dim and extends(dim, d, mesh)
-        )
-    ranked = sorted(votes, key=lambda c: (-votes[c], rule.kind(c[0]) != "pass", str(c)))
-    return tuple(_assign(ranked).items())
-
-
-def _assign(ranked: Sequence[tuple[str, Dim]]) -> dict[str, Dim]:
+    owners = _owners(rule, votes)
     split: dict[str, Dim] = {}
-    taken: set[str] = set()
-    for factor, dim in ranked:
-        if factor in split:
-            continue
-        free = without_axes(dim, taken)
-        if axes_of(free):
-            split[factor] = free
-            taken |= axes_of(free)
-    return split
+    for factor in sorted({factor for factor, _ in votes}):
+        mine = {axis for axis, owner in owners.items() if owner == factor}
+        choices = [(dim, vote) for (name, dim), vote in votes.items() if name == factor]
+        dim, _ = max(choices, key=lambda c: (len(mine & axes_of(c[0])), c[1], str(c[0])))
+        kept = without_axes(dim, axes_of(dim) - mine)
+        if axes_of(kept):
+            split[factor] = kept
+    return tuple(split.items())
+
+
+def _owners(rule: OpRule, votes: Mapping[tuple[str, Dim], float]) -> dict[str, str]:
+    """The factor that each axis is given to."""
+    totals: dict[str, dict[str, float]] = {}
+    for (factor, dim), vote in votes.items():
+        for axis in axes_of(dim):
+            counted = totals.setdefault(axis, {})
+            counted[factor] = counted.get(factor, 0.0) + vote
+    return {
+        axis: max(counted, key=lambda f: (counted[f], rule.kind(f) == "pass", f))
+        for axis, counted in totals.items()
+    }
