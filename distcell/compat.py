@@ -141,10 +141,9 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    traced = make_fx(function, _allow_non_fake_inputs=True, _disable_torch_fn_metadata_mode=True)(
+    return make_fx(function, _allow_non_fake_inputs=True, _disable_torch_fn_metadata_mode=True)(
         *inputs
     )
-    return traced
 
 
 def traced_graph() -> FxGraph | None:
@@ -255,7 +254,7 @@ class Functional:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        torch._disable_functionalization()  # type: ignore[no-untyped-call]
+        torch._disable_functionalization()
 
     def wrap(self, item: Any) -> Any:
         """The tensor that stands for a traced one."""

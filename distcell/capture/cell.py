@@ -148,9 +148,10 @@ def capture(
 @contextmanager
 def _ready(grad: bool) -> Iterator[None]:
     """The state of torch in which a call is traced."""
+    grad = grad and torch.is_grad_enabled()
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
+        stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(compat.checkpoint_as_call())
         torch.clear_autocast_cache()  # else a cast weight without values would stay in it
