@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,8 +32,17 @@ class Draw(Protocol):
     def refuse(self, message: str) -> DistcellError: ...
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What numbers are to be made, where there is no tensor yet that says so."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
 Values = Callable[..., Tensor]
-"""Makes the new values of a tensor: `(draw, tensor, *parameters)`."""
+"""Makes new values for a tensor: `(draw, tensor, *parameters)`."""
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -40,11 +50,11 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= 4 or not dtype.is_floating_point else torch.float32
 
 
-def _like(draw: Draw, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _like(draw: Draw, tensor: Tensor | Wanted, dtype: torch.dtype | None = None) -> Tensor:
     return draw.uniform(tensor.shape, dtype or _wide(tensor.dtype), tensor.device)
 
 
-def _bernoulli(draw: Draw, tensor: Tensor, p: float | Tensor = 0.5) -> Tensor:
+def _bernoulli(draw: Draw, tensor: Tensor | Wanted, p: float | Tensor = 0.5) -> Tensor:
     if isinstance(p, Tensor):
         numbers = draw.uniform(tensor.shape, _wide(p.dtype), tensor.device)
         return (numbers < p).to(tensor.dtype)
@@ -55,13 +65,13 @@ def _bernoulli_of(draw: Draw, p: Tensor) -> Tensor:
     return _bernoulli(draw, p, p)
 
 
-def _uniform(draw: Draw, tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+def _uniform(draw: Draw, tensor: Tensor | Wanted, low: float = 0.0, high: float = 1.0) -> Tensor:
     numbers = _like(draw, tensor, tensor.dtype)
     return numbers if (low, high) == (0, 1) else numbers * (high - low) + low
 
 
 def _normal(
-    draw: Draw, tensor: Tensor, mean: float | Tensor = 0.0, std: float | Tensor = 1.0
+    draw: Draw, tensor: Tensor | Wanted, mean: float | Tensor = 0.0, std: float | Tensor = 1.0
 ) -> Tensor:
     # Box and Muller; the first is in (0, 1].
     radius = (-2 * torch.log(1 - _like(draw, tensor))).sqrt()
@@ -73,27 +83,27 @@ def _normal(
     return numbers.to(tensor.dtype)
 
 
-def _exponential(draw: Draw, tensor: Tensor, rate: float = 1.0) -> Tensor:
+def _exponential(draw: Draw, tensor: Tensor | Wanted, rate: float = 1.0) -> Tensor:
     # Never 0: Gumbel's trick takes the logarithm, and races divide.
     numbers = -torch.log1p(-_like(draw, tensor))
     return (numbers.clamp_min(2.0**-32) / rate).to(tensor.dtype)
 
 
-def _geometric(draw: Draw, tensor: Tensor, p: float) -> Tensor:
+def _geometric(draw: Draw, tensor: Tensor | Wanted, p: float) -> Tensor:
     numbers = torch.log(1 - _like(draw, tensor, torch.float64)) / math.log1p(-p)
     return numbers.ceil().clamp_min(1).to(tensor.dtype)
 
 
-def _cauchy(draw: Draw, tensor: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+def _cauchy(draw: Draw, tensor: Tensor | Wanted, median: float = 0.0, sigma: float = 1.0) -> Tensor:
     angles = (_like(draw, tensor) - 0.5) * math.pi
     return (torch.tan(angles) * sigma + median).to(tensor.dtype)
 
 
-def _log_normal(draw: Draw, tensor: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+def _log_normal(draw: Draw, tensor: Tensor | Wanted, mean: float = 1.0, std: float = 2.0) -> Tensor:
     return torch.exp(_normal(draw, tensor, mean, std))
 
 
-def _integers(draw: Draw, tensor: Tensor, low: int, high: int | None) -> Tensor:
+def _integers(draw: Draw, tensor: Tensor | Wanted, low: int, high: int | None) -> Tensor:
     """Integers in [low, high), of the tensor's type."""
     if high is None or not 0 < high - low <= 1 << 53:
         raise draw.refuse(f"random integers from {low} to {high} have no replacement")
@@ -101,7 +111,7 @@ def _integers(draw: Draw, tensor: Tensor, low: int, high: int | None) -> Tensor:
     return (numbers.floor().clamp_max(high - low - 1).to(torch.int64) + low).to(tensor.dtype)
 
 
-def _integers_to(draw: Draw, tensor: Tensor, high: int) -> Tensor:
+def _integers_to(draw: Draw, tensor: Tensor | Wanted, high: int) -> Tensor:
     return _integers(draw, tensor, 0, high)
 
 
@@ -112,29 +122,28 @@ def _in_place(values: Values, draw: Draw, tensor: Tensor, *args: Any) -> Tensor:
 def _new(values: Values, draw: Draw, *args: Any, **options: Any) -> Tensor:
     """A new tensor: the arguments are the values' parameters, then the shape."""
     *parameters, shape = args
-    return values(draw, _template(shape, torch.get_default_dtype(), options), *parameters)
+    return values(draw, _wanted(shape, torch.get_default_dtype(), options), *parameters)
 
 
 def _new_integers(values: Values, draw: Draw, *args: Any, **options: Any) -> Tensor:
     *parameters, shape = args
-    return values(draw, _template(shape, torch.int64, options), *parameters)
+    return values(draw, _wanted(shape, torch.int64, options), *parameters)
 
 
 def _new_like(values: Values, draw: Draw, tensor: Tensor, *args: Any, **options: Any) -> Tensor:
     options = {"device": tensor.device, **options}
-    return values(draw, _template(tensor.shape, tensor.dtype, options), *args)
+    return values(draw, _wanted(tensor.shape, tensor.dtype, options), *args)
 
 
-def _template(shape: Sequence[int], dtype: torch.dtype, options: dict[str, Any]) -> Tensor:
-    """A tensor without memory, of the shape, type and device that are asked for."""
-    dtype, device = options.get("dtype") or dtype, options.get("device") or "cpu"
-    return torch.empty(1, dtype=dtype, device=device).expand(shape)
+def _wanted(shape: Sequence[int], dtype: torch.dtype, options: dict[str, Any]) -> Wanted:
+    dtype, device = options.get("dtype") or dtype, options.get("device") or torch.device("cpu")
+    return Wanted(torch.Size(shape), dtype, device)
 
 
 def _normal_of_tensors(draw: Draw, mean: float | Tensor, std: float | Tensor = 1.0) -> Tensor:
     tensors = [item for item in (mean, std) if isinstance(item, Tensor)]
     shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
-    return _normal(draw, tensors[0].expand(shape), mean, std)
+    return _normal(draw, Wanted(shape, tensors[0].dtype, tensors[0].device), mean, std)
 
 
 def _permutation(draw: Draw, count: int, **options: Any) -> Tensor:
