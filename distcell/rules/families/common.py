@@ -121,4 +121,5 @@ def broadcast(
 
 
 def numel(shape: Sequence[int]) -> int:
+    """The number of elements."""
     return math.prod(shape)

@@ -32,7 +32,7 @@ def _places(
         size, window = x[index + 2], w[index + 2]
         apart = _entry(stride, index) == window and not _entry(padding, index)
         apart = apart and _entry(dilation, index) == 1 and not transposed
-        if apart and size == window * y[index + 2] and (window == 1 or True):
+        if apart and size == window * y[index + 2]:
             name = f"p{index}"
             sizes[name], sizes[f"k{index}"] = y[index + 2], window
             left.append((name,) if window == 1 else (name, f"k{index}"))
@@ -83,8 +83,7 @@ def _convolution(call: Call) -> OpRule:
 def _bias_once(b: Builder, call: Call) -> Sequence[Ref]:
     x, w, bias, *rest = call.op.args
     made = b("aten.convolution.default", x, w, None, *rest)
-    shape = (1, -1, *(1,) * (len(call.shape(0)) - 2))
-    shape = (1, call.shape(2)[0], *shape[2:])
+    shape = (1, call.shape(2)[0], *(1,) * (len(call.shape(0)) - 2))
     return (b("aten.add.Tensor", made, b("aten.view.default", bias, shape)),)
 
 

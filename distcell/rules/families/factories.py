@@ -81,12 +81,18 @@ define("eye eye.m", rule("-> m! n!", priority=0))
 # --- random numbers: the value of an element depends on its place in the whole tensor alone -------
 
 
-def _random(call: Call) -> OpRule:
-    operands = [names(len(v.shape), f"x{i}_") for i, v in enumerate(call.operands)]
-    result = names(len(call.results[0].shape))
-    kinds = {name: "whole" for dims in operands for name in dims}
-    local = [LocalArg(2, "shape", 0), LocalArg(3, "box", 0)]
-    return assemble(call, (*operands, result), kinds, local=local, priority=0)
+def _random(place: int) -> Rule:
+    """The rule of random numbers: argument `place` is the shape, the next one the box."""
+
+    def of(call: Call) -> OpRule:
+        operands = [names(len(v.shape), f"x{i}_") for i, v in enumerate(call.operands)]
+        result = names(len(call.results[0].shape))
+        kinds = {name: "whole" for dims in operands for name in dims}
+        local = [LocalArg(place, "shape", 0), LocalArg(place + 1, "box", 0)]
+        return assemble(call, (*operands, result), kinds, local=local, priority=0)
+
+    return of
 
 
-define("distcell.uniform.default", _random)
+define("distcell.uniform.default", _random(2))
+define("distcell.keep_mask.default", _random(3))
