@@ -97,9 +97,14 @@ def capture_call(
 
 def argument_names(function: Any, count: int) -> list[str]:
     """The names of the first positional arguments of a module's or function's call."""
-    called = getattr(function, "construct", None) or getattr(function, "forward", function)
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    if hasattr(function, "construct") and not any(
+        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values()
+    ):
+        # a forward that only passes its arguments on to construct has no names of its own
+        parameters = inspect.signature(function.construct).parameters
     names, rest = [], "args"
-    for parameter in inspect.signature(called).parameters.values():
+    for parameter in parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
         elif parameter.kind is parameter.VAR_POSITIONAL:

@@ -1,0 +1,33 @@
+"""From a call of a Cell to its program: the one way from what users touch to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distcell.cell import Cell, inside_engine
+from distcell.context import launch
+from distcell.engine.state import state_of
+from distcell.random import current_state, random_mode
+from distcell.scope import track
+
+
+def call(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an outermost Cell returns: on one device, on this rank, or simulated.
+
+    Args:
+        cell: The Cell that is called.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    options = launch()
+    if options.mode == "eager":
+        return call_on_one_device(cell, args, kwargs)
+    return state_of(cell, options).call(cell, args, kwargs)
+
+
+def call_on_one_device(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the Cell returns uncaptured, with the same random numbers as under any strategy."""
+    key = current_state().next_key(training=cell.training)
+    with inside_engine(), track(cell), random_mode(key):
+        return cell.forward(*args, **kwargs)

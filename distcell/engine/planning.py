@@ -12,7 +12,7 @@ from distcell.layout import Layout
 from distcell.mesh import Mesh
 from distcell.partition.emit import Reshard
 from distcell.partition.partition import partition
-fuse_gradients = lambda p: p  # TEMP
+from distcell.passes.comm_fusion import fuse_gradients
 from distcell.program import Program
 from distcell.sharding.plan import Plan
 from distcell.sharding.planner import Annotations, make_plan
@@ -78,10 +78,13 @@ def annotations_of(
     found = resolve_cells(
         strategy, [path for path, _ in module.named_modules()], params, shapes=shapes, tied=groups
     )
-    inputs = [item.path for item in graph.inputs if item.kind == "input"]
+    paths = [item.path for item in graph.inputs if item.kind == "input"]
+    # a tensor inside of an argument (`batch.ids`) goes by its own path or by the argument's name
+    by_name = resolve_inputs(strategy, dict.fromkeys(n for p in paths for n in (p.split(".")[0], p)))
+    inputs = {p: by_name.get(p, by_name.get(p.split(".")[0])) for p in paths}
     return Annotations(
         params=found.params,
-        inputs=resolve_inputs(strategy, inputs),
+        inputs={path: spec for path, spec in inputs.items() if spec is not None},
         cells=found.cells,
         fixed=fixed,
         uneven=strategy.uneven,

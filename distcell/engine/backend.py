@@ -1,0 +1,106 @@
+"""Where a program runs: on this rank among real ones, or for all ranks in this process.
+
+Both speak of *pieces*: on a real rank the piece of a value is the local tensor, in the simulation
+it is the list of what each rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+from distcell.layout import Layout
+from distcell.mesh import Mesh
+from distcell.program import Program
+from distcell.runtime.codegen import load
+from distcell.runtime.collectives import CollectiveLog
+from distcell.runtime.world import collectives_for
+from distcell.simulate.values import SimulatedRanks, gather, scatter
+
+Piece = Any
+Run = Callable[[list[Piece]], list[Piece]]
+
+
+class Backend(Protocol):
+    """What the engine needs of a place where programs run."""
+
+    mesh: Mesh
+    holds_pieces: bool
+    """Whether parameters hold this rank's piece only; else they stay global."""
+
+    def load(self, program: Program, donated: Iterable[str] = ()) -> Run:
+        """The program, ready to run."""
+        ...
+
+    def enter(self, program: Program, name: str, tensor: Any) -> Piece:
+        """The piece of a value that is given whole."""
+        ...
+
+    def leave(self, program: Program, name: str, piece: Piece) -> Any:
+        """A piece as the user sees it: the local tensor, or the global one of the simulation."""
+        ...
+
+    def logs(self) -> list[CollectiveLog]:
+        """What was exchanged: one log for each rank that this process plays."""
+        ...
+
+
+class RankBackend:
+    """This process is one rank."""
+
+    holds_pieces = True
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.collectives = collectives_for(mesh)
+
+    def load(self, program: Program, donated: Iterable[str] = ()) -> Run:
+        return load(program, self.collectives.rank, self.collectives, donated=donated)
+
+    def enter(self, program: Program, name: str, tensor: Any) -> Piece:
+        if not program.graph.values[name].is_tensor:
+            return tensor
+        return cut(program.layouts[name], tensor, self.mesh, self.collectives.rank)
+
+    def leave(self, program: Program, name: str, piece: Piece) -> Any:
+        return piece
+
+    def logs(self) -> list[CollectiveLog]:
+        return [self.collectives.log]
+
+
+class SimulatedBackend:
+    """This process plays all ranks."""
+
+    holds_pieces = False
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._loaded: list[SimulatedRanks] = []
+
+    def load(self, program: Program, donated: Iterable[str] = ()) -> Run:
+        ranks = SimulatedRanks(program, donated=donated)
+        self._loaded.append(ranks)
+        return ranks.run
+
+    def enter(self, program: Program, name: str, tensor: Any) -> Piece:
+        return scatter(program, name, tensor)
+
+    def leave(self, program: Program, name: str, piece: Piece) -> Any:
+        return gather(program, name, piece)
+
+    def logs(self) -> list[CollectiveLog]:
+        merged = [CollectiveLog() for _ in range(self.mesh.size)]
+        for ranks in self._loaded:
+            for total, log in zip(merged, ranks.logs, strict=True):
+                for key, (count, size) in log.totals.items():
+                    have = total.totals.get(key, (0, 0))
+                    total.totals[key] = (have[0] + count, have[1] + size)
+        return merged
+
+
+def cut(layout: Layout, tensor: torch.Tensor, mesh: Mesh, rank: int) -> torch.Tensor:
+    """The piece of a global tensor that a rank holds; the tensor itself when that is all of it."""
+    return layout.shard(tensor, mesh, rank) if layout.axes else tensor

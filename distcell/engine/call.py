@@ -1,0 +1,154 @@
+"""A captured call, ready to run, joined to autograd.
+
+One plan covers forward and backward. Its program is split in two: what does not depend on incoming
+gradients runs forward and leaves saved pieces, the rest runs backward. One autograd function joins
+them, so that the user's own loop (`loss.backward()`, `optimizer.step()`) works as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distcell.capture.cell import Captured
+from distcell.engine.backend import Backend, Piece
+from distcell.engine.planning import Planned
+from distcell.graph import Input
+from distcell.passes.split import split_forward_backward
+from distcell.program import Program
+
+
+@dataclass
+class Context:
+    """What one run of a call takes: parameters and buffers by path, tensors by argument, the key."""
+
+    states: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
+    key: Tensor
+
+
+class LoadedCall:
+    """A call of the network under a plan, as one or all ranks run it."""
+
+    def __init__(self, captured: Captured, planned: Planned, backend: Backend) -> None:
+        self.captured, self.planned, self.backend = captured, planned, backend
+        joint = split_forward_backward(planned.program)
+        self.forward_program, self.backward_program = joint.forward, joint.backward
+        self._forward = backend.load(joint.forward)
+        self._backward = backend.load(joint.backward) if captured.with_gradients else None
+        self._constants = {
+            item.value: backend.enter(joint.forward, item.value, captured.constants[item.path])
+            for item in joint.forward.graph.inputs
+            if item.kind == "constant"
+        }
+        self._grads = {
+            o.path: i
+            for i, o in enumerate(joint.backward.graph.outputs)
+            if o.kind == "grad"
+        }
+
+    def __call__(self, context: Context) -> Any:
+        """What the network returns; buffers are updated."""
+        wanted = [
+            path
+            for path in self.captured.with_gradients
+            if _find(context, path).requires_grad
+        ]
+        if not wanted or not torch.is_grad_enabled():
+            outputs, _ = self.run_forward(context)
+            return self.captured.result(outputs)
+        leaves = [_find(context, path) for path in wanted]
+        outputs = _Bridge.apply(self, context, wanted, *leaves)
+        return self.captured.result(outputs)
+
+    def run_forward(self, context: Context) -> tuple[list[Tensor], list[Piece]]:
+        """The outputs as the user sees them, and what backward needs."""
+        program = self.forward_program
+        boxed = [self._piece(program, item, context) for item in program.graph.inputs]
+        made = self._forward(boxed)
+        outputs: list[Tensor] = []
+        saved: list[Piece] = []
+        for output, piece in zip(program.graph.outputs, made, strict=True):
+            if output.kind == "output":
+                outputs.append(self.backend.leave(program, output.value, piece))
+            elif output.kind == "saved":
+                saved.append(piece)
+            else:
+                new = self.backend.leave(program, output.value, piece)
+                old = context.states[output.path]
+                if new is not old:
+                    with torch.no_grad():
+                        old.copy_(new)
+        return outputs, saved
+
+    def run_backward(
+        self, context: Context, saved: list[Piece], tangents: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The gradients by path of parameter or input. Empties `saved`."""
+        if self._backward is None:
+            raise RuntimeError("the call was captured without gradients")
+        program = self.backward_program
+        kept = iter(saved[:])
+        saved.clear()
+        boxed: list[Piece] = []
+        for item in program.graph.inputs:
+            if item.kind == "saved":
+                boxed.append(next(kept))
+            elif item.kind == "tangent":
+                boxed.append(self.backend.enter(program, item.value, tangents[item.path]))
+            else:
+                boxed.append(self._piece(program, item, context))
+        made = self._backward(boxed)
+        return {
+            path: self.backend.leave(program, program.graph.outputs[index].value, made[index])
+            for path, index in self._grads.items()
+        }
+
+    def _piece(self, program: Program, item: Input, context: Context) -> Piece:
+        if item.kind == "constant":
+            return self._constants[item.value]
+        if item.kind == "random":
+            return self.backend.enter(program, item.value, context.key)
+        if item.kind == "input":
+            return self.backend.enter(program, item.value, context.inputs[item.path].detach())
+        state = context.states[item.path].detach()
+        if self.backend.holds_pieces:
+            return state
+        return self.backend.enter(program, item.value, state)
+
+
+def _find(context: Context, path: str) -> Tensor:
+    return context.inputs[path] if path in context.inputs else context.states[path]
+
+
+class _Bridge(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, call: LoadedCall, context: Context, wanted: Sequence[str], *leaves: Tensor
+    ) -> tuple[Tensor, ...]:
+        outputs, saved = call.run_forward(context)
+        ctx.call, ctx.context, ctx.wanted, ctx.saved = call, context, wanted, saved
+        differentiable = set(call.captured.differentiable)
+        ctx.metas = {
+            i: (tuple(t.shape), t.dtype, t.device)
+            for i, t in enumerate(outputs)
+            if i in differentiable
+        }
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in differentiable))
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        tangents = {}
+        for index, (shape, dtype, device) in ctx.metas.items():
+            grad = grads[index]
+            tangents[str(index)] = (
+                torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+            )
+        found = ctx.call.run_backward(ctx.context, ctx.saved, tangents)
+        return (None, None, None, *(found.get(path) for path in ctx.wanted))

@@ -1,0 +1,151 @@
+"""What the engine keeps for one outermost Cell: strategy, mesh, layouts, loaded calls."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from distcell.capture.cell import Captured, argument_names, capture_call
+from distcell.capture.tree import flatten
+from distcell.cell import Cell, declared_rules, inside_engine
+from distcell.context import LaunchOptions, auto_parallel_context
+from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
+from distcell.engine.call import Context, LoadedCall
+from distcell.engine.planning import Planned, plan_graph, with_rules
+from distcell.errors import OptimizerStateError
+from distcell.layout import Layout
+from distcell.mesh import Mesh
+from distcell.parameter import global_shape, set_layout
+from distcell.random import current_state
+from distcell.strategy import Strategy, load_strategy
+
+MAX_CALLS = 64
+"""How many captured calls of one Cell are kept; the one that was not used longest goes first."""
+
+_states: WeakKeyDictionary[torch.nn.Module, ParallelState] = WeakKeyDictionary()
+
+
+def state_of(cell: Cell, options: LaunchOptions) -> ParallelState:
+    """The state of an outermost Cell, made at its first call."""
+    found = _states.get(cell)
+    if found is None or found.options != options:
+        found = _states[cell] = ParallelState(cell, options)
+    return found
+
+
+class ParallelState:
+    """One network under one strategy on one mesh."""
+
+    def __init__(self, cell: Cell, options: LaunchOptions) -> None:
+        self.options = options
+        self.strategy = strategy_for(cell, options)
+        self.mesh = Mesh(self.strategy.mesh_for(options.ranks))
+        self.layouts: dict[str, Layout] = {}
+        self.backend: Backend | None = None
+        self.calls: OrderedDict[Hashable, LoadedCall] = OrderedDict()
+
+    def call(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the network returns under the plan."""
+        given = {**dict(zip(argument_names(cell, len(args)), args, strict=True)), **kwargs}
+        _, leaves = flatten(given)
+        key = call_key(cell, given, leaves)
+        loaded = self.calls.get(key)
+        if loaded is None:
+            loaded = self.calls[key] = self._load(cell, args, kwargs)
+            while len(self.calls) > MAX_CALLS:
+                self.calls.popitem(last=False)
+        self.calls.move_to_end(key)
+        states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+        random_key = current_state().next_key(training=cell.training)
+        return loaded(Context(states, leaves, random_key))
+
+    def _load(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LoadedCall:
+        captured = self.capture(cell, args, kwargs)
+        planned = self.plan(cell, captured)
+        self.shard_parameters(cell, planned)
+        return LoadedCall(captured, planned, self.backend_for(planned.plan.mesh))
+
+    def capture(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+        """The call as a graph at global shapes."""
+        states = [*cell.named_parameters(), *cell.named_buffers()]
+        shapes = {path: tuple(global_shape(tensor)) for path, tensor in states}
+        with inside_engine():
+            return capture_call(
+                cell, args, kwargs, shapes=shapes, grad=torch.is_grad_enabled()
+            )
+
+    def plan(self, cell: Cell, captured: Captured) -> Planned:
+        """The plan of a captured call; parameters that are split already keep their layouts."""
+        groups: dict[str, list[str]] = {}
+        for other, first in captured.tied.items():
+            groups.setdefault(first, [first]).append(other)
+        return plan_graph(
+            captured.graph,
+            cell,
+            self.strategy,
+            self.mesh,
+            tied=groups.values(),
+            fixed=self.layouts,
+        )
+
+    def backend_for(self, mesh: Mesh) -> Backend:
+        """Where programs run: real ranks, or all in this process."""
+        if self.backend is None:
+            is_real = self.options.mode == "ranks"
+            self.backend = RankBackend(mesh) if is_real else SimulatedBackend(mesh)
+            self.mesh = mesh
+        return self.backend
+
+    def shard_parameters(self, cell: Cell, planned: Planned) -> None:
+        """Gives each parameter its layout; on real ranks it keeps its piece only."""
+        backend = self.backend_for(planned.plan.mesh)
+        parameters = dict(cell.named_parameters())
+        program = planned.program
+        for item in program.graph.inputs:
+            if item.kind != "param" or item.path in self.layouts:
+                continue
+            layout, parameter = program.layouts[item.value], parameters[item.path]
+            self.layouts[item.path] = layout
+            set_layout(parameter, layout)
+            if isinstance(backend, RankBackend) and layout.axes:
+                refuse_training_state(item.path, parameter)
+                piece = cut(layout, parameter.detach(), backend.mesh, backend.collectives.rank)
+                parameter.data = piece.clone() if _shares(piece, parameter) else piece
+
+
+def refuse_training_state(path: str, parameter: Tensor) -> None:
+    """Sharding comes before training.
+
+    Raises:
+        OptimizerStateError: When the parameter has a gradient of the global shape.
+    """
+    if parameter.grad is not None:
+        raise OptimizerStateError(
+            f"parameter `{path}` has a gradient of its global shape",
+            hint="make the first call of the network before training, or set `.grad` to None",
+        )
+
+
+def strategy_for(cell: Cell, options: LaunchOptions) -> Strategy:
+    """The strategy of the job: the context's, else the launcher's, else `data`."""
+    context = auto_parallel_context()
+    name = context.strategy or options.strategy or "data"
+    if context.parallel_mode == "data_parallel":
+        name = "data"
+    return with_rules(load_strategy(name), declared_rules(cell))
+
+
+def call_key(cell: Cell, given: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Hashable:
+    """What a captured call depends on."""
+    tensors = tuple((p, tuple(t.shape), t.dtype, t.requires_grad) for p, t in leaves.items())
+    modes = tuple(module.training for module in cell.modules())
+    return tensors, modes, torch.is_grad_enabled()
+
+
+def _shares(piece: Tensor, parameter: Tensor) -> bool:
+    return piece.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
