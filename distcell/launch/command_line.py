@@ -101,6 +101,10 @@ def parse(arguments: Sequence[str]) -> Command:
             "-n starts ranks and --simulate plays them in one process",
             hint="leave one of the two out",
         )
+    if known.script is None:
+        raise LaunchError(
+            "no script to run", hint="python -m distcell.launch [flags] train.py [arguments]"
+        )
     return Command(
         known.script,
         tuple(known.arguments),
@@ -150,8 +154,8 @@ def _parser() -> argparse.ArgumentParser:
         help="end the job when a collective takes longer than S seconds (default: 300)",
     )
     add("--seed", type=_seed, default=0, metavar="S", help="seed of all ranks (default: 0)")
-    add("script", help="the Python script that every rank runs")
-    add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    add("script", nargs="?", help="the Python script that every rank runs")
+    add("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from distcell.runtime import world
 _PATIENCE = timedelta(seconds=5)
 _NEVER = timedelta(days=365)
 _INTERRUPTED = 130
+_OTHERS_FIRST_S = 1.0
 _LINE = 160
 
 
@@ -36,6 +38,8 @@ def run_to_the_end(body: Callable[[], None], script: str) -> int:
     except DistcellError as error:
         return _fail(error.render(), error.exit_code, cause=error.message)
     except BaseException as error:  # a rank that dies must say so and take the others with it
+        if any(log.pending for log in world.collective_logs()):
+            time.sleep(_OTHERS_FIRST_S)  # most likely another rank is gone, and says why
         text = "".join(traceback.format_exception(error.with_traceback(_from(script, error))))
         return _fail(text.rstrip(), 1, cause=f"{type(error).__name__}: {error}".splitlines()[0])
     return _leave(0)

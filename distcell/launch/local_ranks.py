@@ -21,6 +21,7 @@ from distcell.compat import TCPStore
 from distcell.errors import BackendError, LaunchError
 from distcell.launch.command_line import Command
 from distcell.launch.threads import core_quota, threads_for, usable_cores
+from distcell.runtime import world
 
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDI_", "TORCHELASTIC_")
 _OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -56,6 +57,8 @@ def start_ranks(command: Command) -> int:
     ):
         assert mpirun is not None
         environ.update(_mpirun_settings(mpirun))
+        # Where the ranks meet should they find no MPI library.
+        environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.free_port()))
         ranks = ["-n", str(command.ranks), *_rank_command(command)]
         os.execve(mpirun, [str(mpirun), *ranks], environ)
     if command.backend == "auto" and not enough_devices:

@@ -79,14 +79,19 @@ def _parse(arguments: Sequence[str]) -> tuple[Command | None, DistcellError | No
 
 
 def _join(command: Command | None, found: RankEnvironment) -> bool:
-    """Joins the other ranks. Where that fails, rank 0 says why, and has time to."""
+    """Joins the other ranks. Where that fails, one rank of the host says why, and has time to."""
+    asked = command.backend if command else "auto"
     try:
-        world.init(command.backend if command else "auto")
+        here = world.init(asked)
     except DistcellError as error:
-        if found.rank:
-            time.sleep(_GRACE_S)  # by now the launcher has ended this rank, if rank 0 failed too
-        print(error.render(), file=sys.stderr, flush=True)
+        if found.rank if found.local_rank is None else found.local_rank:
+            time.sleep(_GRACE_S)
+        else:
+            print(error.render(), file=sys.stderr, flush=True)
         return False
+    if asked == "auto" and found.by_mpi and here.backend != "mpi" and here.rank == 0:
+        text = f"distcell: no MPI library found; the ranks talk over {here.backend}"
+        print(text, file=sys.stderr, flush=True)
     return True
 
 

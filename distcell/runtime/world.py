@@ -229,10 +229,10 @@ def _start_mpi(found: RankEnvironment) -> _Session:
     mpi = _mpi()
     comm = mpi.COMM_WORLD
     if comm.Get_size() != found.size:
-        library = mpi.Get_library_version().splitlines()[0].strip("\x00 \t")
+        library = mpi.Get_library_version().splitlines()[0].replace("\x00", "")
         raise BackendError(
             f"{found.launcher} started {found.size} ranks, MPI sees {comm.Get_size()}",
-            where=[f"the library is {library}"],
+            where=[f"the library is {' '.join(library.split())}"],
             hint="use the mpirun that belongs to this library, or --backend gloo",
         )
     local = comm.Split_type(mpi.COMM_TYPE_SHARED)
@@ -247,7 +247,7 @@ def _start_mpi(found: RankEnvironment) -> _Session:
     one_host = world.local_size == world.size
     host = "127.0.0.1" if one_host else socket.gethostname()
     hosted = _connect(host, 0, hosts=True) if world.rank == 0 else None
-    where = json.dumps([host, hosted.port, _free_port()]) if hosted else ""
+    where = json.dumps([host, hosted.port, free_port()]) if hosted else ""
     host, port, master_port = json.loads(_from_first(comm, where))
     store = hosted or _connect(host, port, hosts=False)
     return _Session(world, store, groups, groups, (host, master_port))
@@ -273,7 +273,7 @@ def _start_torch(backend: str, found: RankEnvironment) -> _Session:
     store = PrefixStore(f"distcell/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     if not agent:  # the port is taken by our own store now; the script gets another one
         if found.rank == 0:
-            store.set("port", str(_free_port()))
+            store.set("port", str(free_port()))
         port = int(store.get("port"))
     local_rank, local_size = found.local_rank, found.local_size
     if local_rank is None or local_size is None:
@@ -314,7 +314,8 @@ def _place_on_host(store: Store, found: RankEnvironment) -> tuple[int, int]:
     return hosts[: found.rank].count(here), hosts.count(here)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of this host that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
