@@ -42,6 +42,7 @@ __all__ = [
     "nccl_backend",
     "operator_function",
     "remove_global_hook",
+    "return_count",
 ]
 
 
@@ -313,6 +314,18 @@ def may_alias(overload: Any) -> bool:
     if not isinstance(overload, torch._ops.OpOverload):
         return True
     return any(result.alias_info is not None for result in overload._schema.returns)
+
+
+def return_count(overload: Any) -> int | None:
+    """Returns how many results an operator returns; None when they are a list.
+
+    Needs `OpOverload._schema`.
+
+    Args:
+        overload: Such as `torch.ops.aten.native_layer_norm.default`.
+    """
+    returns = overload._schema.returns
+    return len(returns) if len(returns) > 1 else None
 
 
 def below_autograd() -> Any:

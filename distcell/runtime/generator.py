@@ -14,7 +14,7 @@ from distcell.errors import InternalError
 from distcell.graph import Arg, Op, Ref
 from distcell.layout import Layout, neutral_element
 from distcell.program import COLLECTIVES, Program
-from distcell.runtime.local_ops import is_place_dependent, kernel, place
+from distcell.runtime.local_ops import is_place_dependent, kernel, place, return_count
 from distcell.runtime.source import Source, call
 from distcell.runtime.storage import Storage, plan_storage
 
@@ -228,7 +228,11 @@ class Generator:
         function = self.source.constant(kernel(target), target.removeprefix("aten."))
         args, kwargs = place(op, self.program.mesh, self.ranks[position], self.device)
         texts = tuple(self.argument(arg, position) for arg in args)
-        return call(function, texts, {k: self.argument(a, position) for k, a in kwargs.items()})
+        line = call(function, texts, {k: self.argument(a, position) for k, a in kwargs.items()})
+        if op.many and return_count(target) != len(op.outputs):
+            # Results that an op was asked not to make are None, and no values of the program.
+            return f"{self.source.constant(made, 'made')}({line})"
+        return line
 
     def argument(self, arg: Arg, position: int) -> str:
         """The text of an argument on the rank at a position."""
@@ -346,6 +350,11 @@ class Generator:
             self.classes[storage.targets.get(index, output.value)]
             for index, output in enumerate(self.program.graph.outputs)
         ]
+
+
+def made(results: Iterable[Any]) -> list[Any]:
+    """The results that an op did make."""
+    return [result for result in results if result is not None]
 
 
 def check_replicas(label: str, tensors: Sequence[Tensor]) -> None:

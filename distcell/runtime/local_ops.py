@@ -7,7 +7,6 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from distcell.errors import InternalError
 from distcell.graph import Arg, DeviceArg, DtypeArg, Op, RankArg
 from distcell.layout import neutral_element
 from distcell.mesh import Mesh
+from distcell.passes.aliases import RESHAPES
 from distcell.rules import table
 
 _TORCH_CONSTANTS = ("memory_format", "layout")
@@ -61,11 +61,9 @@ def _first_of_group(args: tuple[Arg, ...], coords: Mapping[str, int]) -> tuple[A
 
 LOCAL_OPS: Mapping[str, LocalOp] = {
     "distcell.narrow": LocalOp(narrow),
-    "distcell.reshape": LocalOp(torch.reshape),
     "distcell.neutral_unless_first": LocalOp(neutral_unless_first, _first_of_group),
     # Local strides may differ from those of the whole tensor: a view must be allowed to copy.
-    "aten.view.default": LocalOp(torch.reshape),
-    "aten._unsafe_view.default": LocalOp(torch.reshape),
+    **dict.fromkeys(RESHAPES, LocalOp(torch.reshape)),
 }
 
 
@@ -89,15 +87,12 @@ def kernel(target: str) -> Callable[..., Any]:
     return function
 
 
-@cache
-def may_alias(target: str) -> bool:
-    """Whether a result of an op may share storage with an operand; yes when it is not known."""
-    if target in LOCAL_OPS:
-        return True
+def return_count(target: str) -> int | None:
+    """How many results an op returns, where that is known."""
     definition = table.find(target)
-    if definition is not None and definition.run is not None:
-        return True
-    return not target.startswith("py.") and compat.may_alias(table.torch_operator(target))
+    if target in LOCAL_OPS or (definition is not None and definition.run is not None):
+        return None
+    return compat.return_count(table.torch_operator(target))
 
 
 def is_place_dependent(op: Op) -> bool:

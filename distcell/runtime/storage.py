@@ -9,9 +9,9 @@ from functools import cached_property
 from distcell.errors import InternalError
 from distcell.graph import Op, Ref
 from distcell.layout import canonical
+from distcell.passes.aliases import may_alias
 from distcell.program import COLLECTIVES, Program
 from distcell.rules import table
-from distcell.runtime.local_ops import may_alias
 
 WRITTEN_KINDS = ("param", "buffer", "state")
 """Kinds of outputs that are the new values of inputs of the same kind and path."""

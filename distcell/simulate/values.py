@@ -38,6 +38,7 @@ class SimulatedRanks:
         order: The order in which reductions combine the members: `rank`, `ring` or `tree`.
         donated: As in `distcell.runtime.codegen.load`.
         device: The device on which tensors are made.
+        logs: Where each rank's collectives are noted; of its own by default.
 
     Example:
         >>> from distcell.graph import Graph, Input, Output, Ref, Value
@@ -58,6 +59,7 @@ class SimulatedRanks:
         order: ReductionOrder = "rank",
         donated: Iterable[str] = (),
         device: torch.device | str = "cpu",
+        logs: Sequence[CollectiveLog] | None = None,
     ) -> None:
         if order not in REDUCTIONS:
             raise InternalError(f"unknown order of reduction `{order}`", hint=", ".join(REDUCTIONS))
@@ -72,7 +74,7 @@ class SimulatedRanks:
         self._output_classes = generator.output_classes
         self._written = generator.storage.targets
         self._traffic = [traffic(program, rank) for rank in ranks]
-        self.logs = [CollectiveLog() for _ in ranks]
+        self.logs = [CollectiveLog() for _ in ranks] if logs is None else list(logs)
 
     def run(self, inputs: list[PerRank]) -> list[PerRank]:
         """The outputs, for each output of the program the pieces of all ranks.

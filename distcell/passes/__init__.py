@@ -1,0 +1,1 @@
+"""Program in, program out: splitting, fusion of collectives."""
