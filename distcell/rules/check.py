@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,14 @@ from distcell.rules.factors import Split, layout_of, local_op, partial_of, proje
 from distcell.rules.notation import Builder, Call, OpRule
 from distcell.rules.table import find, implementation, unknown_rule
 
+_TOLERANCES = {
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+    torch.float32: 1e-5,
+    torch.complex64: 1e-5,
+}
 TOLERANCE = 1e-9
+"""Of float64; the largest of the dtypes that take part holds."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +43,7 @@ class Checked:
     claims: int
 
 
-def check_rule(
-    target: str, *args: Any, ways: Sequence[int] = (2, 3, 4), exact: bool = False, **kwargs: Any
-) -> Checked:
+def check_rule(target: str, *args: Any, ways: Sequence[int] = (2, 3, 4), **kwargs: Any) -> Checked:
     """How much of an op's rule was checked on the given arguments; all of it held.
 
     Every factor that may be split is split by each number of ways (evenly, unevenly and into empty
@@ -47,7 +53,6 @@ def check_rule(
         target: The op, such as `aten.mm.default`. Its rule must be in the table.
         *args: Arguments for it: tensors (float64, so that errors show), numbers, dtypes, tuples.
         ways: Over how many ranks.
-        exact: Whether results must be equal to the last bit.
         **kwargs: Its keyword arguments.
 
     Raises:
@@ -67,7 +72,7 @@ def check_rule(
         >>> check_rule("mylib.scaled_rows", x, scale)
         Checked(splits=10, lowerings=0, claims=2)
     """
-    example = _Example.of(target, args, kwargs, TOLERANCE if not exact else 0.0)
+    example = _Example.of(target, args, kwargs)
     failures: list[str] = []
     counts = {"splits": 0, "lowerings": 0, "claims": 0}
     for mesh, split in _splits(example.rule, ways):
@@ -123,10 +128,9 @@ class _Example:
     rule: OpRule
     operands: list[torch.Tensor]
     results: list[torch.Tensor]
-    tolerance: float
 
     @classmethod
-    def of(cls, target: str, args: Any, kwargs: Any, tolerance: float) -> _Example:
+    def of(cls, target: str, args: Any, kwargs: Any) -> _Example:
         definition = find(target)
         if definition is None:
             raise RuleError(f"there is no rule for {target}", hint="register it first")
@@ -141,7 +145,12 @@ class _Example:
         call = Call(op, tuple(values[:count]), tuple(values[count:]))
         rule = definition.rule(call)
         _verify_sizes(rule, call)
-        return cls(call, rule, operands, results, tolerance)
+        return cls(call, rule, operands, results)
+
+    @cached_property
+    def tolerance(self) -> float:
+        tensors = (*self.operands, *self.results)
+        return max(_TOLERANCES.get(t.dtype, TOLERANCE) for t in tensors)
 
     def run_split(self, mesh: Mesh, split: Split) -> str | None:
         """The op on each rank's pieces against the whole: what differs, or None."""
@@ -161,16 +170,13 @@ class _Example:
             return "a factor is to be lowered, and there is no lowering"
         runner = _Ranks(mesh)
         names = []
-        for index, (dims, tensor) in enumerate(
-            zip(self.rule.operands, self.operands, strict=True)
-        ):
+        for index, (dims, tensor) in enumerate(zip(self.rule.operands, self.operands, strict=True)):
             layout = layout_of(dims, self.rule, split)
             pieces = [layout.shard(tensor, mesh, rank) for rank in range(mesh.size)]
             names.append(runner.add(f"x{index}", tensor, layout, pieces))
         op = _with_names(self.call.op, names)
         operands = tuple(
-            Value(name, v.shape, v.dtype)
-            for name, v in zip(names, self.call.operands, strict=True)
+            Value(name, v.shape, v.dtype) for name, v in zip(names, self.call.operands, strict=True)
         )
         refs = definition.lower(Builder(runner.make), Call(op, operands, self.call.results))
         if len(refs) != len(self.results):
@@ -182,7 +188,9 @@ class _Example:
             for rank, piece in enumerate(held.pieces):
                 shape = held.layout.local_shape(mesh, rank)
                 if tuple(piece.shape) != shape:
-                    return f"result {index} on rank {rank} has shape {tuple(piece.shape)}, not {shape}"
+                    return (
+                        f"result {index} on rank {rank} has shape {tuple(piece.shape)}, not {shape}"
+                    )
                 if piece.dtype != whole.dtype:
                     return f"result {index} has dtype {piece.dtype}, not {whole.dtype}"
             if fault := self._differs(held.layout.gather(held.pieces, mesh), whole):
@@ -219,10 +227,11 @@ class _Example:
         second = list(self.operands)
         for index in group:
             whole = self.operands[index]
-            share = torch.rand(whole.shape, generator=generator).to(torch.float64) - 0.5
-            first[index] = share.to(whole.dtype) if whole.is_floating_point() else whole // 2
+            share = torch.rand(whole.shape, generator=generator)
+            real = whole.is_floating_point() or whole.is_complex()
+            first[index] = whole * share.to(whole.dtype) if real else whole // 2
             second[index] = whole - first[index]
-        return self._combined(first, second, torch.add)
+        return self._combined(first, second, (torch.add, self.results))
 
     def check_monotone(self) -> str | None:
         """max(f(x1), f(x2)) == f(max(x1, x2)), and the same for min."""
@@ -232,17 +241,22 @@ class _Example:
         choice = torch.rand(whole.shape, generator=generator) < 0.5
         one, two = torch.where(choice, whole, lower), torch.where(choice, lower, whole)
         rest = self.operands[1:]
-        return self._combined([one, *rest], [two, *rest], torch.maximum)
+        for combine in (torch.maximum, torch.minimum):
+            expected = _execute(self.call.op, [combine(one, two), *rest], Mesh(), 0)
+            if fault := self._combined([one, *rest], [two, *rest], (combine, expected)):
+                return fault
+        return None
 
     def _combined(
         self,
         first: Sequence[torch.Tensor],
         second: Sequence[torch.Tensor],
-        combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        expected: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Sequence[Any]],
     ) -> str | None:
+        combine, wholes = expected
         parts = [_execute(self.call.op, given, Mesh(), 0) for given in (first, second)]
-        for index, (one, two) in enumerate(zip(*parts, strict=True)):
-            if fault := self._differs(combine(one, two), self.results[index]):
+        for index, (one, two, whole) in enumerate(zip(*parts, wholes, strict=True)):
+            if fault := self._differs(combine(one, two), whole):
                 return f"result {index} {fault}"
         return None
 
@@ -335,7 +349,7 @@ class _Ranks:
             made.append(_Held(Layout(base.dims, axes, reduction), []))
         for rank in range(self.mesh.size):
             given = [held[rank] for held in pieces]
-            if _holds_nothing(call, given):
+            if _is_skipped(call, given, made, mesh=self.mesh, rank=rank):
                 outcome = [
                     _neutral(held.layout, value, self.mesh, rank)
                     for held, value in zip(made, call.results, strict=True)
@@ -347,10 +361,19 @@ class _Ranks:
         return made
 
 
-def _holds_nothing(call: Call, given: Sequence[torch.Tensor]) -> bool:
-    """Whether a rank's share of an operand is empty, and the whole is not: the op is skipped."""
+def _is_skipped(
+    call: Call, given: Sequence[torch.Tensor], made: Sequence[_Held], *, mesh: Mesh, rank: int
+) -> bool:
+    """Whether the op is skipped on a rank, as a program does: its share of an operand is empty.
+
+    Nothing must hang on it: all results are empty, or partial with nothing to add.
+    """
     pairs = zip(given, call.operands, strict=True)
-    return any(piece.numel() == 0 and 0 not in value.shape for piece, value in pairs)
+    if not any(piece.numel() == 0 and 0 not in value.shape for piece, value in pairs):
+        return False
+    return all(
+        bool(held.layout.partial) or 0 in held.layout.local_shape(mesh, rank) for held in made
+    )
 
 
 def _neutral(layout: Layout, value: Value, mesh: Mesh, rank: int) -> torch.Tensor:

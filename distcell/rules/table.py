@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ def implementation(target: str) -> Callable[..., Any]:
     return torch_operator(target)
 
 
-@lru_cache(maxsize=None)
+@cache
 def torch_operator(target: str) -> Callable[..., Any]:
     """The torch operator of a name such as `aten.mm.default`.
 

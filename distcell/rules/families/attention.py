@@ -81,7 +81,5 @@ def _rest(shape: Sequence[int], prefix: str) -> list[str]:
 define("_scaled_dot_product_flash_attention", _fused(4, backward=False))
 define("_scaled_dot_product_flash_attention_backward", _fused(11, backward=True))
 define("_scaled_dot_product_efficient_attention", _fused(6, backward=False, mask_at=3))
-define(
-    "_scaled_dot_product_efficient_attention_backward", _fused(11, backward=True, mask_at=4)
-)
+define("_scaled_dot_product_efficient_attention_backward", _fused(11, backward=True, mask_at=4))
 define("_scaled_dot_product_cudnn_attention", _fused(6, backward=False, mask_at=3))

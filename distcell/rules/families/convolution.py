@@ -11,6 +11,7 @@ from typing import Any
 
 from distcell.graph import Ref
 from distcell.rules.families.common import assemble, define, names
+from distcell.rules.families.reductions import total
 from distcell.rules.notation import Builder, Call, LocalArg, OpRule, Rule
 
 
@@ -88,14 +89,18 @@ def _bias_once(b: Builder, call: Call) -> Sequence[Ref]:
 
 
 def _convolution_backward(call: Call) -> OpRule:
-    """Operands: gradient, input, weight. Each result sums what it lacks."""
+    """Operands: gradient, input, weight. Each result sums what it lacks.
+
+    The bias's gradient does not depend on the input: a rank whose share of the input is empty
+    could not run the kernel for it.
+    """
     y, x, w = call.shape(0), call.shape(1), call.shape(2)
     transposed, groups, mask = call.arg(7), call.arg(9), call.arg(10)
     left, kernel, right, sizes = _places(call, (x, w, y), 4)
     ins, outs, weight, more = _channels(x, w, groups, transposed)
     full, weights = ["b", ins, *left], [*weight, *kernel]
     kinds = {"b": "sum", "o": "sum"} | {f"p{i}": "sum" for i in range(len(left))}
-    kinds |= _whole([*left, *kernel, *right])
+    kinds |= _whole([*left, *kernel, *right]) | ({"i": "lower"} if mask[2] else {})
     local = [LocalArg(3, "extents", " ".join(outs))] if isinstance(call.arg(3), tuple) else []
     if groups > 1:
         kinds |= {"i": "whole", "o": "whole"}
@@ -105,8 +110,19 @@ def _convolution_backward(call: Call) -> OpRule:
     return assemble(call, tensors, kinds, sizes=sizes | more, linear=[{0}], local=local)
 
 
+def _bias_apart(b: Builder, call: Call) -> Sequence[Ref]:
+    """The gradient of the bias is the sum of the incoming one."""
+    *args, mask = call.op.args
+    made: Any = []
+    if mask[0] or mask[1]:
+        made = b("aten.convolution_backward.default", *args, (mask[0], mask[1], False))
+    over = (0, *range(2, len(call.shape(0))))
+    made = [made] if isinstance(made, Ref) else [*made]
+    return [*made, total(b, args[0], over, keep=False)]
+
+
 define("convolution", _convolution, lower=_bias_once)
-define("convolution_backward", _convolution_backward)
+define("convolution_backward", _convolution_backward, lower=_bias_apart)
 
 
 def windows(spatial: int, *, forward: bool, linear: Sequence[set[int]] = ()) -> Rule:

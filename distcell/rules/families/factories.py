@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distcell.graph import DeviceArg, DtypeArg, Ref
+from distcell.random import ops as _  # noqa: F401  defines the operators of random numbers
 from distcell.rules import kernels
 from distcell.rules.families.common import assemble, define, names
 from distcell.rules.notation import Builder, Call, LocalArg, OpRule, Rule, rule

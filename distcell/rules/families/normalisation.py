@@ -75,12 +75,14 @@ def _rms_norm(b: Builder, call: Call) -> Sequence[Ref]:
     return downcast(b, made, dtype), downcast(b, rstd, call.results[1].dtype)
 
 
-def _wanted(made: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    return [ref for ref, wanted in zip(made, mask, strict=True) if wanted]
+def _upcast_all(b: Builder, call: Call) -> list[Any]:
+    """The arguments with the tensors in half precision made single."""
+    dtypes = iter(value.dtype for value in call.operands)
+    return [upcast(b, arg, next(dtypes)) if isinstance(arg, Ref) else arg for arg in call.op.args]
 
 
 def _layer_norm_backward(b: Builder, call: Call) -> Sequence[Ref]:
-    grad, x, _, mean, rstd, weight, _, mask = call.op.args
+    grad, x, _, mean, rstd, weight, _, mask = _upcast_all(b, call)
     dims, last, _ = _dims(call, 2)
     kept = len(dims) - len(last)
     normed = b("aten.mul.Tensor", b("aten.sub.Tensor", x, mean), rstd)
@@ -88,7 +90,7 @@ def _layer_norm_backward(b: Builder, call: Call) -> Sequence[Ref]:
 
 
 def _rms_norm_backward(b: Builder, call: Call) -> Sequence[Ref]:
-    grad, x, _, rstd, weight, mask = call.op.args
+    grad, x, _, rstd, weight, mask = _upcast_all(b, call)
     dims, last, _ = _dims(call, 2)
     kept = len(dims) - len(last)
     normed = b("aten.mul.Tensor", x, rstd)
@@ -197,7 +199,7 @@ def _group_norm(b: Builder, call: Call) -> Sequence[Ref]:
 
 
 def _group_norm_backward(b: Builder, call: Call) -> Sequence[Ref]:
-    grad, x, mean, rstd, weight, _, _, _, groups, mask = call.op.args
+    grad, x, mean, rstd, weight, _, _, _, groups, mask = _upcast_all(b, call)
     as_groups = _Grouped(b, call, groups)
     apart = b("aten.sub.Tensor", as_groups.x(x), as_groups.stats(mean))
     rstd = as_groups.stats(rstd)

@@ -46,11 +46,13 @@ def with_zero(call: Call) -> list[set[int]]:
 
 
 # linear
-define("neg conj_physical _conj real imag", pointwise([{0}]))
+define("neg", pointwise([{0}]), inplace=True)
+define("conj_physical _conj real imag", pointwise([{0}]))
 define("mul.Scalar div.Scalar", pointwise([{0}]), inplace=True)
 define("mul.Tensor", pointwise(each), inplace=True)
 define("div.Tensor", pointwise([{0}]), inplace=True)
-define("add.Tensor sub.Tensor rsub.Tensor", pointwise(together))
+define("add.Tensor sub.Tensor", pointwise(together), inplace=True)
+define("rsub.Tensor", pointwise(together))
 define("where.self", pointwise([{1, 2}]))
 define("lerp.Scalar", pointwise([{0, 1}]), inplace=True)
 define("lerp.Tensor", pointwise([{0, 1}]), inplace=True)
@@ -63,14 +65,19 @@ define("detach alias clone lift_fresh lift_fresh_copy positive", pointwise([{0}]
 
 # not linear, but increasing: a partial maximum passes. Not those that are undefined somewhere
 # (log, sqrt), for an empty rank holds the neutral element, an infinity.
-define("exp exp2 expm1 relu relu6 sigmoid tanh erf atan asinh", pointwise(monotone=True))
+define(
+    "exp exp2 expm1 relu relu6 sigmoid tanh erf atan asinh", pointwise(monotone=True), inplace=True
+)
 define("floor ceil round trunc", pointwise(monotone=True))
 define("clamp clamp.Tensor clamp_min clamp_max", pointwise(monotone=True))
 define("maximum minimum fmax fmin", pointwise(monotone=True))
 
 # neither
-define("add.Scalar sub.Scalar rsub.Scalar", pointwise())
-define("log log2 log10 log1p sqrt rsqrt reciprocal square abs sign sgn frac", pointwise())
+define("add.Scalar sub.Scalar", pointwise(), inplace=True)
+define("rsub.Scalar", pointwise())
+define(
+    "log log2 log10 log1p sqrt rsqrt reciprocal square abs sign sgn frac", pointwise(), inplace=True
+)
 define("sin cos tan asin acos sinh cosh acosh atanh erfc erfinv lgamma digamma", pointwise())
 define("elu selu celu gelu silu mish softplus hardtanh hardsigmoid hardswish", pointwise())
 define("leaky_relu threshold logit nan_to_num logical_not bitwise_not isnan isinf", pointwise())

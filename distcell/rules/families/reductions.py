@@ -21,16 +21,13 @@ def _kept(call: Call, reduced: Sequence[int]) -> list[list[Sequence[str]]]:
     return tensors
 
 
-def reduce(
-    kind: str, place: int | None = 1, *, linear: Linear = (), monotone: bool = False
-) -> Rule:
+def reduce(kind: str, place: int | None = 1, *, linear: Linear = ()) -> Rule:
     """The rule of a reduction: the dims that an argument names are of a kind, the others pass.
 
     Args:
         kind: What happens when a reduced dim is split: `sum`, `max`, `min`, `whole` or `lower`.
         place: Which argument names the dims; None when all are reduced.
         linear: As in `OpRule`.
-        monotone: As in `OpRule`.
     """
 
     def of(call: Call) -> OpRule:
@@ -38,17 +35,17 @@ def reduce(
         reduced = wrap_all(None if place is None else call.arg(place, "dim"), count)
         kinds = {f"d{index}": kind for index in reduced}
         tensors = (names(count), *_kept(call, reduced))
-        return assemble(call, tensors, kinds, linear=linear, monotone=monotone)
+        return assemble(call, tensors, kinds, linear=linear)
 
     return of
 
 
 define("sum.dim_IntList", reduce("sum", linear=[{0}]))
 define("sum", reduce("sum", None, linear=[{0}]))
-define("amax", reduce("max", monotone=True))
-define("amin", reduce("min", monotone=True))
-define("max", reduce("max", None, monotone=True))
-define("min", reduce("min", None, monotone=True))
+define("amax", reduce("max"))
+define("amin", reduce("min"))
+define("max", reduce("max", None))
+define("min", reduce("min", None))
 define("max.dim min.dim median.dim mode nanmedian.dim", reduce("whole"))
 define("argmax argmin", reduce("whole"))
 define("prod.dim_int any.dim all.dim any.dims all.dims", reduce("whole"))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
+from distcell.graph import Ref
 from distcell.rules.families.common import assemble, define, names, wrap, wrap_all
-from distcell.rules.notation import Call, LocalArg, OpRule, Rule, rule
+from distcell.rules.notation import Builder, Call, LocalArg, OpRule, Rule, rule
 
 _SHAPE_OF_RESULT = (LocalArg(1, "shape", 0),)
 _MOVE = {"linear": [{0}], "monotone": True, "priority": 0}
@@ -136,19 +137,36 @@ def _unsqueeze(call: Call) -> OpRule:
     return assemble(call, (dims, [*dims[:at], (), *dims[at:]]), {}, **_MOVE)
 
 
-def _squeeze(call: Call) -> OpRule:
-    """A dim is dropped when it is of size one and, where dims are given, among them."""
+def _gone(call: Call) -> list[bool]:
+    """Which dims `squeeze` drops: those of size one and, where dims are given, among them."""
     shape = call.shape(0)
+    named = _named(call)
+    return [index in named and size == 1 for index, size in enumerate(shape)]
+
+
+def _named(call: Call) -> tuple[int, ...]:
     given = call.arg(1, "dim")
-    at = range(len(shape)) if given is None else wrap_all(given, len(shape))
-    drop = [index in at and size == 1 for index, size in enumerate(shape)]
-    operand = [() if gone else (f"d{index}",) for index, gone in enumerate(drop)]
-    result = [dim for dim, gone in zip(operand, drop, strict=True) if not gone]
-    return assemble(call, (operand, result), {}, **_MOVE)
+    return () if given == () else wrap_all(given, len(call.shape(0)))
+
+
+def _squeeze(call: Call) -> OpRule:
+    """A dim that may be dropped because it is of size one on a rank alone is lowered."""
+    gone = _gone(call)
+    operand = [() if drop else (f"d{index}",) for index, drop in enumerate(gone)]
+    result = [dim for dim, drop in zip(operand, gone, strict=True) if not drop]
+    kinds = {f"d{index}": "lower" for index in _named(call)}
+    return assemble(call, (operand, result), kinds, **_MOVE)
+
+
+def _squeeze_named(b: Builder, call: Call) -> Sequence[Ref]:
+    dims = tuple(index for index, drop in enumerate(_gone(call)) if drop)
+    if not dims:
+        return (b("aten.alias.default", call.op.args[0]),)
+    return (b("aten.squeeze.dims", call.op.args[0], dims),)
 
 
 define("unsqueeze", _unsqueeze)
-define("squeeze squeeze.dim squeeze.dims", _squeeze)
+define("squeeze squeeze.dim squeeze.dims", _squeeze, lower=_squeeze_named)
 
 
 def _repeat(call: Call) -> OpRule:
