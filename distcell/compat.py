@@ -138,13 +138,15 @@ def fake_mode(*, numbers: bool = False) -> FakeTensorMode:
 def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
     """Returns the ATen ops that a function calls, as an FX graph.
 
-    Needs `torch.fx.experimental.proxy_tensor.make_fx` and its underscored arguments.
+    Needs `torch.fx.experimental.proxy_tensor.make_fx`, its underscored arguments, and
+    `torch.fx._lazy_graph_module`.
     """
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, _allow_non_fake_inputs=True, _disable_torch_fn_metadata_mode=True)(
-        *inputs
-    )
+    tracer = make_fx(function, _allow_non_fake_inputs=True, _disable_torch_fn_metadata_mode=True)
+    with _use_lazy_graph_module(True):  # no Python code is made of the graph
+        return tracer(*inputs)
 
 
 def traced_graph() -> FxGraph | None:
@@ -164,8 +166,8 @@ def traced_node(tensor: torch.Tensor) -> Node | None:
     return None if slot is None else slot.proxy.node
 
 
-def traced_number(value: float, name: str) -> float:
-    """Returns a number that is an input of the trace that is going on; branches see its value.
+def traced_number(value: float, name: str) -> tuple[float, Node]:
+    """Returns a number that is an input of the trace going on, and its node; branches see `value`.
 
     Needs `ShapeEnv.create_symbol`, `create_symfloatnode` and `track_tensor_tree`.
 
@@ -186,7 +188,19 @@ def traced_number(value: float, name: str) -> float:
     number = fake.shape_env.create_symfloatnode(symbol, hint=value, source=source)
     proxy = mode.tracer.create_proxy("placeholder", name, (), {})
     track_tensor_tree(number, proxy, constant=None, tracer=mode.tracer)
-    return cast(float, number)
+    return cast(float, number), proxy.node
+
+
+def number_guards(mode: FakeTensorMode) -> list[str]:
+    """Returns the branches taken on numbers of a trace, except on whether one of them is 0.
+
+    Needs `ShapeEnv.guards`.
+    """
+    import sympy
+
+    guards = [] if mode.shape_env is None else [guard.expr for guard in mode.shape_env.guards]
+    zero = (sympy.Eq, sympy.Ne)
+    return [str(g) for g in guards if not (isinstance(g, zero) and any(a == 0 for a in g.args))]
 
 
 def forward_number() -> int:

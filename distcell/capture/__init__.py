@@ -1,6 +1,19 @@
 """From a module and example arguments to a graph at global shapes."""
 
 from distcell.capture.cell import Captured, capture_call, is_capturing
+from distcell.capture.optimizer import hyperparameters
+from distcell.capture.probe import StateMeta
+from distcell.capture.step import CapturedStep, capture_step
 from distcell.capture.tree import flatten, rebuild
 
-__all__ = ["Captured", "capture_call", "flatten", "is_capturing", "rebuild"]
+__all__ = [
+    "Captured",
+    "CapturedStep",
+    "StateMeta",
+    "capture_call",
+    "capture_step",
+    "flatten",
+    "hyperparameters",
+    "is_capturing",
+    "rebuild",
+]

@@ -112,6 +112,7 @@ class _Builder:
         self.constants: dict[str, Tensor] = {}
         self.results: dict[fx.Node, Any] = {}  # the value's name; a list of names or None
         self._constant_names: dict[int, str] = {}
+        self._numbers: dict[tuple[str, tuple[Arg, ...]], str] = {}  # computed once each
 
     def add(self, node: fx.Node) -> None:
         """Adds what one FX node says."""
@@ -182,9 +183,14 @@ class _Builder:
         if isinstance(call, Ref):
             self.results[node] = call.name
             return
+        if target.startswith("py.") and (known := self._numbers.get((target, args))):
+            self.results[node] = known
+            return
         parts = made if isinstance(made, (list, tuple)) else [made]
         names = [None if part is None else self._value(base, part) for part in parts]
         self.results[node] = names if many else names[0]
+        if target.startswith("py.") and names[0] is not None:
+            self._numbers[target, args] = names[0]
         self.ops.append(
             Op(
                 call[0],

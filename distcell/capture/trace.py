@@ -24,6 +24,8 @@ _STDLIB = sysconfig.get_path("stdlib") + "/"
 _CALLERS = tuple(str(Path(__file__).parent / name) for name in ("cell.py", "optimizer.py"))
 _TORCH = str(Path(torch.__file__).parent) + "/"
 
+_OPTIM = _TORCH + "optim/"
+
 _VALUE_HINT = (
     "the captured step must do the same for every input: use torch.where or a mask, "
     "or compute the number outside of the call and pass it as an argument"
@@ -299,11 +301,12 @@ def lacks_values(error: Exception) -> bool:
     return not known and any(words in str(error) for words in _LACKING)
 
 
-def user_frame(error: BaseException) -> Note:
-    """The module and the line of the user where an error came up."""
+def user_frame(error: BaseException, *, own: bool = False) -> Note:
+    """The module and the line where an error came up: the user's, or torch's with `own`."""
     cell, source, part = current_cell(), "", error.__traceback__
     while part is not None:
-        name = _shown(part.tb_frame.f_code.co_filename)
+        file = part.tb_frame.f_code.co_filename
+        name = "torch/" + file.removeprefix(_TORCH) if own and _OPTIM in file else _shown(file)
         source = f"{name}:{part.tb_lineno}" if name else source
         part = part.tb_next
     return Note(cell, source)
