@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -79,10 +79,10 @@ def check_rule(target: str, *args: Any, ways: Sequence[int] = (2, 3, 4), **kwarg
         lowered = any(example.rule.kind(name) == "lower" for name in split)
         counts["lowerings" if lowered else "splits"] += 1
         run = example.run_lowered if lowered else example.run_split
-        _note(failures, lambda: run(mesh, split), _print(mesh, split))
+        _note(failures, partial(run, mesh, split), _print(mesh, split))
     for group in example.rule.linear:
         counts["claims"] += 1
-        _note(failures, lambda: example.check_linear(group), f"linear in {sorted(group)}")
+        _note(failures, partial(example.check_linear, group), f"linear in {sorted(group)}")
     if example.rule.monotone:
         counts["claims"] += 1
         _note(failures, example.check_monotone, "monotone")
@@ -111,7 +111,10 @@ def _splits(rule: OpRule, ways: Sequence[int]) -> Iterator[tuple[Mesh, dict[str,
         yield Mesh((("a", 2), ("b", 2))), {factor.name: (part,)}
     for one, two in itertools.permutations(free, 2):
         mesh = Mesh((("a", 2), ("b", 3)))
-        split = {one.name: (Part(one.size, ("a",)),), two.name: (Part(two.size, ("b",)),)}
+        split: dict[str, Dim] = {
+            one.name: (Part(one.size, ("a",)),),
+            two.name: (Part(two.size, ("b",)),),
+        }
         yield mesh, split
 
 

@@ -107,6 +107,7 @@ def arange(
     start: float,
     step: float,
     offset: int,
+    *,
     dtype: torch.dtype = torch.int64,
     device: torch.device | str | None = None,
 ) -> Tensor:

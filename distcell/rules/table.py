@@ -102,7 +102,8 @@ def torch_operator(target: str) -> Callable[..., Any]:
         item = getattr(item, name, None)
         if item is None:
             raise KeyError(f"torch has no operator {target}")
-    return item
+    operator: Callable[..., Any] = item
+    return operator
 
 
 @lru_cache(maxsize=1)

@@ -52,7 +52,7 @@ def text(write: Callable[[Call], str], **attributes: Any) -> Rule:
 
 def assemble(
     call: Call,
-    tensors: tuple[Sequence[Sequence[str] | str], ...],
+    tensors: Sequence[Any],
     kinds: Mapping[str, str],
     *,
     sizes: Mapping[str, int] | None = None,

@@ -14,7 +14,7 @@ from typing import Any
 from distcell.graph import Ref
 from distcell.rules import kernels
 from distcell.rules.families.common import assemble, broadcast, define, names, wrap
-from distcell.rules.notation import Builder, Call, LocalArg, OpRule, rule
+from distcell.rules.notation import Builder, Call, LocalArg, OpRule, Rule, rule
 from distcell.rules.table import unknown_rule
 
 # --- the ops of our own ---------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _add_by_index(b: Builder, call: Call) -> Sequence[Ref]:
 define("index_add", _index_add, lower=_add_by_index)
 
 
-def _scatter(kind: str):  # type: ignore[no-untyped-def]
+def _scatter(kind: str) -> Rule:
     """Writes along a dim. Other dims pass where base, index and source have the same size."""
 
     def of(call: Call) -> OpRule:

@@ -8,6 +8,7 @@ without communication when its heads are split.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from distcell.graph import Ref
 from distcell.rules.families.common import assemble, define, names, wrap, wrap_all
@@ -117,6 +118,8 @@ def _cut(call: Call, dim: int, size: int, span: tuple[int | None, int | None, in
     local = [LocalArg(1, "shape", 0)] if backward else []
     kinds: dict[str, str] = {}
     sizes: dict[str, int] = {}
+    whole: list[Any]
+    piece: list[Any]
     if step == 1 and length == size:
         whole, piece = [base, base]
         local += [LocalArg(first + 1, "extent", base[dim])]
@@ -244,7 +247,7 @@ define("diagonal diagonal_copy diagonal_backward", _diagonal)
 def _pad(call: Call) -> OpRule:
     """Dims that grow or shrink are whole; padding with zeros is linear."""
     left, right = names(len(call.shape(0))), names(len(call.shape(0)))
-    kinds = {}
+    kinds: dict[str, str] = {}
     pads = call.arg(1)
     for index in range(len(pads) // 2):
         at = len(left) - 1 - index

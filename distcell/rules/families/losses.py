@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distcell.graph import DeviceArg, DtypeArg, Ref
-from distcell.rules.families.common import assemble, broadcast, define, names, numel
+from distcell.rules.families.common import Lower, assemble, broadcast, define, names, numel
 from distcell.rules.families.reductions import total
 from distcell.rules.notation import Builder, Call, OpRule, Rule
 
@@ -44,7 +44,7 @@ def _summed(call: Call, place: int, args: Sequence[Any]) -> tuple[Any, ...]:
     return (*found[:place], SUM, *found[place + 1 :])
 
 
-def _mean_of_sum(place: int):  # type: ignore[no-untyped-def]
+def _mean_of_sum(place: int) -> Lower:
     def lower(b: Builder, call: Call) -> Sequence[Ref]:
         args = _summed(call, place, call.op.args)
         made = b(call.op.target, *args, **_kept(call))
@@ -53,7 +53,7 @@ def _mean_of_sum(place: int):  # type: ignore[no-untyped-def]
     return lower
 
 
-def _gradient_of_sum(place: int):  # type: ignore[no-untyped-def]
+def _gradient_of_sum(place: int) -> Lower:
     """The kernel divides by the number of elements it sees: the gradient is divided before it."""
 
     def lower(b: Builder, call: Call) -> Sequence[Ref]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distcell.graph import Ref
-from distcell.rules.families.common import assemble, broadcast, define
+from distcell.rules.families.common import Lower, assemble, broadcast, define
 from distcell.rules.notation import Builder, Call, OpRule, Rule, rule
 
 define("mm", rule("m k+, k+ n -> m n", linear=[{0}, {1}]))
@@ -30,7 +30,7 @@ def _with_bias(left: str, right: str, result: str) -> Rule:
     return of
 
 
-def _add_after(product: str):  # type: ignore[no-untyped-def]
+def _add_after(product: str) -> Lower:
     """Lowers to the bare product, to which the term is added once."""
 
     def lower(b: Builder, call: Call) -> tuple[Ref, ...]:

@@ -36,7 +36,7 @@ def _backward(call: Call) -> OpRule:
     """
     dims, last, stats = _dims(call, 2)
     count = 2 if call.op.target.startswith("aten.native_layer_norm") else 1
-    operands = [dims, dims, *[stats] * count, *[last] * (len(call.operands) - 2 - count)]
+    operands: list[Any] = [dims, dims, *[stats] * count, *[last] * (len(call.operands) - 2 - count)]
     results = [dims if index == 0 else last for index, made in enumerate(call.op.args[-1]) if made]
     kinds = dict.fromkeys(dims, "sum") | dict.fromkeys(last, "lower")
     return assemble(call, (*operands, *results), kinds, linear=[{0}])

@@ -17,8 +17,9 @@ def pointwise(
     def of(call: Call) -> OpRule:
         shape = call.results[0].shape
         tensors = [broadcast(v.shape, shape) for v in (*call.operands, *call.results)]
-        attributes = {"linear": linear, "monotone": monotone, "local": local, "priority": 0}
-        return assemble(call, tuple(tensors), {}, **attributes)
+        return assemble(
+            call, tensors, {}, linear=linear, monotone=monotone, local=local, priority=0
+        )
 
     return of
 

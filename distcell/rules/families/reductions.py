@@ -10,13 +10,15 @@ from distcell.rules.families.common import Linear, assemble, define, names, nume
 from distcell.rules.notation import Builder, Call, OpRule, Rule
 
 
-def _kept(call: Call, reduced: Sequence[int]) -> list[list[Sequence[str]]]:
+def _kept(call: Call, reduced: Sequence[int]) -> list[list[tuple[str, ...]]]:
     """For each result the factors that are left: absent dims, or dims of size one."""
     shape = call.shape(0)
     tensors = []
     for value in call.results:
         full = len(value.shape) == len(shape)
-        dims = [() if i in reduced else (f"d{i}",) for i in range(len(shape))]
+        dims: list[tuple[str, ...]] = [
+            () if i in reduced else (f"d{i}",) for i in range(len(shape))
+        ]
         tensors.append(dims if full else [d for i, d in enumerate(dims) if i not in reduced])
     return tensors
 

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
+from typing import Any
 
 from distcell.graph import Ref
 from distcell.rules.families.common import assemble, define, names, wrap, wrap_all
 from distcell.rules.notation import Builder, Call, LocalArg, OpRule, Rule, rule
 
 _SHAPE_OF_RESULT = (LocalArg(1, "shape", 0),)
-_MOVE = {"linear": [{0}], "monotone": True, "priority": 0}
+
+
+def _move(
+    call: Call,
+    tensors: Sequence[Any],
+    kinds: Mapping[str, str] | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    local: Iterable[LocalArg] = (),
+) -> OpRule:
+    """The rule of an op that moves elements: linear, and layouts flow along it first."""
+    return assemble(
+        call,
+        tensors,
+        kinds or {},
+        sizes=sizes,
+        linear=[{0}],
+        monotone=True,
+        local=local,
+        priority=0,
+    )
 
 
 @dataclass
@@ -78,14 +99,12 @@ class _Reshape:
 def _view(call: Call) -> OpRule:
     shapes = call.shape(0), call.results[0].shape
     if 0 in shapes[0]:
-        tensors = (names(len(shapes[0]), "x"), names(len(shapes[1]), "y"))
-        kinds = {name: "whole" for dims in tensors for name in dims}
-        return assemble(call, tensors, kinds, local=_SHAPE_OF_RESULT, **_MOVE)
+        nothing = names(len(shapes[0]), "x"), names(len(shapes[1]), "y")
+        kinds = {name: "whole" for dims in nothing for name in dims}
+        return _move(call, nothing, kinds, local=_SHAPE_OF_RESULT)
     reshape = _Reshape(*shapes)
     tensors = reshape.factors()
-    return assemble(
-        call, tensors, reshape.kinds, sizes=reshape.sizes, local=_SHAPE_OF_RESULT, **_MOVE
-    )
+    return _move(call, tensors, reshape.kinds, sizes=reshape.sizes, local=_SHAPE_OF_RESULT)
 
 
 define("view reshape _unsafe_view _reshape_copy", _view)
@@ -93,7 +112,7 @@ define("view reshape _unsafe_view _reshape_copy", _view)
 
 def _permutation(order: Sequence[int], call: Call) -> OpRule:
     dims = names(len(order))
-    return assemble(call, (dims, [dims[i] for i in order]), {}, **_MOVE)
+    return _move(call, (dims, [dims[i] for i in order]))
 
 
 def _permute(call: Call) -> OpRule:
@@ -123,9 +142,7 @@ def _expand(call: Call) -> OpRule:
     new = len(result) - len(shape)
     dims = names(len(result))
     operand = [() if size == 1 else (dims[new + index],) for index, size in enumerate(shape)]
-    return assemble(
-        call, (operand, dims), {}, local=_SHAPE_OF_RESULT, linear=[{0}], monotone=True, priority=0
-    )
+    return _move(call, (operand, dims), local=_SHAPE_OF_RESULT)
 
 
 define("expand broadcast_to", _expand)
@@ -134,7 +151,7 @@ define("expand broadcast_to", _expand)
 def _unsqueeze(call: Call) -> OpRule:
     dims: list[Sequence[str]] = [(name,) for name in names(len(call.shape(0)))]
     at = wrap(call.arg(1), len(dims) + 1)
-    return assemble(call, (dims, [*dims[:at], (), *dims[at:]]), {}, **_MOVE)
+    return _move(call, (dims, [*dims[:at], (), *dims[at:]]))
 
 
 def _gone(call: Call) -> list[bool]:
@@ -155,7 +172,7 @@ def _squeeze(call: Call) -> OpRule:
     operand = [() if drop else (f"d{index}",) for index, drop in enumerate(gone)]
     result = [dim for dim, drop in zip(operand, gone, strict=True) if not drop]
     kinds = {f"d{index}": "lower" for index in _named(call)}
-    return assemble(call, (operand, result), kinds, **_MOVE)
+    return _move(call, (operand, result), kinds)
 
 
 def _squeeze_named(b: Builder, call: Call) -> Sequence[Ref]:
@@ -181,28 +198,20 @@ def _repeat(call: Call) -> OpRule:
         result.append((*outer, *inner))
         local.append(outer[0] if outer else str(count))
     sizes = {f"r{index}": count for index, count in enumerate(times)}
-    return assemble(
-        call,
-        (operand, result),
-        {},
-        sizes=sizes,
-        linear=[{0}],
-        monotone=True,
-        local=[LocalArg(1, "extents", ", ".join(local))],
-        priority=0,
+    return _move(
+        call, (operand, result), sizes=sizes, local=[LocalArg(1, "extents", ", ".join(local))]
     )
 
 
 define("repeat", _repeat)
 
 
-def whole_dims(at: int | str, *, default: object = None) -> Rule:
-    """The dims named by an argument are whole, the others pass; the shape may change."""
+def whole_dims(place: int) -> Rule:
+    """The dims that an argument names are whole, the others pass."""
 
     def of(call: Call) -> OpRule:
         count = len(call.shape(0))
-        place, key = (at, "") if isinstance(at, int) else (99, at)
-        whole = wrap_all(call.arg(place, key, default), count)
+        whole = wrap_all(call.arg(place), count)
         left = [f"x{i}" if i in whole else f"d{i}" for i in range(count)]
         right = [f"y{i}" if i in whole else f"d{i}" for i in range(count)]
         kinds = {name: "whole" for name in (*left, *right) if name[0] in "xy"}
