@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distcell.capture.cell import Captured
+from distcell.capture.tree import rebuild
 from distcell.engine.backend import Backend, Piece
-from distcell.engine.planning import Planned
+from distcell.engine.transfer import Loadable
 from distcell.graph import Input
 from distcell.passes.split import split_forward_backward
 from distcell.program import Program
@@ -34,14 +34,15 @@ class Context:
 class LoadedCall:
     """A call of the network under a plan, as one or all ranks run it."""
 
-    def __init__(self, captured: Captured, planned: Planned, backend: Backend) -> None:
-        self.captured, self.planned, self.backend = captured, planned, backend
-        joint = split_forward_backward(planned.program)
+    def __init__(self, loadable: Loadable, backend: Backend) -> None:
+        self.loadable, self.backend = loadable, backend
+        joint = split_forward_backward(loadable.program)
+        self.with_gradients = [o.path for o in loadable.program.graph.outputs if o.kind == "grad"]
         self.forward_program, self.backward_program = joint.forward, joint.backward
         self._forward = backend.load(joint.forward)
-        self._backward = backend.load(joint.backward) if captured.with_gradients else None
+        self._backward = backend.load(joint.backward) if self.with_gradients else None
         self._constants = {
-            item.value: backend.enter(joint.forward, item.value, captured.constants[item.path])
+            item.value: backend.enter(joint.forward, item.value, loadable.constants[item.path])
             for item in joint.forward.graph.inputs
             if item.kind == "constant"
         }
@@ -55,15 +56,15 @@ class LoadedCall:
         """What the network returns; buffers are updated."""
         wanted = [
             path
-            for path in self.captured.with_gradients
+            for path in self.with_gradients
             if _find(context, path).requires_grad
         ]
         if not wanted or not torch.is_grad_enabled():
             outputs, _ = self.run_forward(context)
-            return self.captured.result(outputs)
+            return rebuild(self.loadable.output_spec, outputs)
         leaves = [_find(context, path) for path in wanted]
         outputs = _Bridge.apply(self, context, wanted, *leaves)
-        return self.captured.result(outputs)
+        return rebuild(self.loadable.output_spec, outputs)
 
     def run_forward(self, context: Context) -> tuple[list[Tensor], list[Piece]]:
         """The outputs as the user sees them, and what backward needs."""
@@ -132,7 +133,7 @@ class _Bridge(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outputs, saved = call.run_forward(context)
         ctx.call, ctx.context, ctx.wanted, ctx.saved = call, context, wanted, saved
-        differentiable = set(call.captured.differentiable)
+        differentiable = set(call.loadable.differentiable)
         ctx.metas = {
             i: (tuple(t.shape), t.dtype, t.device)
             for i, t in enumerate(outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,18 +14,25 @@ from distcell.capture.cell import Captured, argument_names, capture_call
 from distcell.capture.tree import flatten
 from distcell.cell import Cell, declared_rules, inside_engine
 from distcell.context import LaunchOptions, auto_parallel_context
+from distcell.engine.agreement import check_agreement, fingerprint
 from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
 from distcell.engine.call import Context, LoadedCall
 from distcell.engine.planning import Planned, plan_graph, with_rules
+from distcell.engine.transfer import Loadable, plan_on_one_rank
 from distcell.errors import OptimizerStateError
 from distcell.layout import Layout
 from distcell.mesh import Mesh
 from distcell.parameter import global_shape, set_layout
+from distcell.program import Program
 from distcell.random import current_state
+from distcell.runtime.world import collectives_for
 from distcell.strategy import Strategy, load_strategy
 
 MAX_CALLS = 64
 """How many captured calls of one Cell are kept; the one that was not used longest goes first."""
+
+Leaves = Mapping[str, Tensor]
+"""The tensors of a call by path."""
 
 _states: WeakKeyDictionary[torch.nn.Module, ParallelState] = WeakKeyDictionary()
 
@@ -47,6 +54,8 @@ class ParallelState:
         self.mesh = Mesh(self.strategy.mesh_for(options.ranks))
         self.layouts: dict[str, Layout] = {}
         self.backend: Backend | None = None
+        # the last plan that this process made; None on ranks that received the program
+        self.planned: Planned | None = None
         self.calls: OrderedDict[Hashable, LoadedCall] = OrderedDict()
 
     def call(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -56,7 +65,7 @@ class ParallelState:
         key = call_key(cell, given, leaves)
         loaded = self.calls.get(key)
         if loaded is None:
-            loaded = self.calls[key] = self._load(cell, args, kwargs)
+            loaded = self.calls[key] = self._load(cell, args, kwargs, leaves)
             while len(self.calls) > MAX_CALLS:
                 self.calls.popitem(last=False)
         self.calls.move_to_end(key)
@@ -64,11 +73,47 @@ class ParallelState:
         random_key = current_state().next_key(training=cell.training)
         return loaded(Context(states, leaves, random_key))
 
-    def _load(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LoadedCall:
-        captured = self.capture(cell, args, kwargs)
-        planned = self.plan(cell, captured)
-        self.shard_parameters(cell, planned)
-        return LoadedCall(captured, planned, self.backend_for(planned.plan.mesh))
+    def _load(
+        self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
+    ) -> LoadedCall:
+        """Plans a call that is new. On real ranks one of them plans, after all have agreed."""
+
+        def make() -> Loadable:
+            captured = self.capture(cell, args, kwargs)
+            self.planned = self.plan(cell, captured)
+            return Loadable(
+                self.planned.program,
+                captured.constants,
+                captured.output_spec,
+                captured.differentiable,
+            )
+
+        loadable = self.together(cell, leaves, make)
+        self.shard_parameters(cell, loadable.program)
+        return LoadedCall(loadable, self.backend_for(loadable.program.mesh))
+
+    def together(self, cell: Cell, leaves: Leaves, make: Callable[[], Loadable]) -> Loadable:
+        """What `make` gives; on real ranks one of them makes it, after all have agreed."""
+        if self.options.mode != "ranks":
+            return make()
+        collectives = collectives_for(self.mesh)
+        check_agreement(collectives, self._facts(cell, leaves))
+        loadable = plan_on_one_rank(collectives, make)
+        check_agreement(collectives, {"program": loadable.program.digest[:16]})
+        return loadable
+
+    def _facts(self, cell: Cell, leaves: Leaves) -> dict[str, str]:
+        shapes = {path: (tuple(t.shape), str(t.dtype)) for path, t in leaves.items()}
+        facts = {
+            "strategy": f"{self.strategy.source} {self.strategy.digest}",
+            "seed": str(torch.initial_seed()),
+            "call": f"{shapes} training={cell.training}",
+        }
+        if not self.layouts:
+            facts["parameters"] = fingerprint(dict(cell.named_parameters()))
+            if self.strategy.data == "full":
+                facts["inputs"] = fingerprint(leaves)
+        return facts
 
     def capture(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
         """The call as a graph at global shapes."""
@@ -101,11 +146,10 @@ class ParallelState:
             self.mesh = mesh
         return self.backend
 
-    def shard_parameters(self, cell: Cell, planned: Planned) -> None:
+    def shard_parameters(self, cell: Cell, program: Program) -> None:
         """Gives each parameter its layout; on real ranks it keeps its piece only."""
-        backend = self.backend_for(planned.plan.mesh)
+        backend = self.backend_for(program.mesh)
         parameters = dict(cell.named_parameters())
-        program = planned.program
         for item in program.graph.inputs:
             if item.kind != "param" or item.path in self.layouts:
                 continue
