@@ -184,7 +184,9 @@ def traced_number(value: float, name: str) -> tuple[float, Node]:
     fake = detect_fake_mode()
     assert mode is not None and fake is not None and fake.shape_env is not None
     source = ConstantSource(name)
-    symbol = fake.shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+    symbol = fake.shape_env.create_symbol(
+        value, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+    )
     number = fake.shape_env.create_symfloatnode(symbol, hint=value, source=source)
     proxy = mode.tracer.create_proxy("placeholder", name, (), {})
     track_tensor_tree(number, proxy, constant=None, tracer=mode.tracer)

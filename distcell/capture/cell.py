@@ -16,6 +16,7 @@ from distcell import compat
 from distcell.capture import trace
 from distcell.capture.convert import Sink, to_graph
 from distcell.capture.rewrites import writes
+from distcell.capture.source import failed_at, lacks_values, value_error
 from distcell.capture.tree import Spec, flatten, rebuild
 from distcell.capture.watch import unchanged
 from distcell.errors import CaptureError
@@ -232,7 +233,7 @@ class _Body:
 
             with recorder, track(job.module, enter=recorder.enter, leave=leave):
                 with random_mode(fakes[-1]):
-                    result = _explained(job.function, args, kwargs)
+                    result = _explained(job.module, job.function, args, kwargs)
                 self.output_spec, leaves = flatten(result)
                 outputs = list(leaves.values())
                 self.results += [("output", str(number)) for number in range(len(outputs))]
@@ -307,13 +308,16 @@ def _no_autocast() -> Iterator[None]:
         yield
 
 
-def _explained(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _explained(
+    module: nn.Module, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> Any:
     """What the function returns; an error that comes of missing values says so."""
     try:
         return function(*args, **kwargs)
     except Exception as error:
-        if trace.lacks_values(error):
-            raise trace.value_error(str(error), trace.user_frame(error)) from error
+        if lacks_values(error):
+            what = str(error).splitlines()[0]
+            raise value_error(what, *failed_at(error, module)) from error
         raise
 
 

@@ -40,6 +40,8 @@ def to_graph(
     inputs: Sequence[tuple[str, str]],
     sinks: Iterable[Sink],
     tensors: Sequence[tuple[str, Tensor]] = (),
+    *,
+    prefix: str = "",
 ) -> tuple[Graph, dict[str, Tensor]]:
     """The graph of a trace, and the tensors that are constants in it by path.
 
@@ -48,8 +50,10 @@ def to_graph(
         inputs: Kind and path of each placeholder.
         sinks: What leaves the graph.
         tensors: Tensors that have a name, for constants that are one of them.
+        prefix: What the paths of other constants begin with.
     """
-    builder = _Builder(traced, inputs, {id(tensor): name for name, tensor in tensors})
+    names = {id(tensor): name for name, tensor in tensors}
+    builder = _Builder(traced, inputs, names, prefix=prefix)
     for node in traced.module.graph.nodes:
         builder.add(node)
     outputs = tuple(Output(builder.name_of(node), kind, path) for kind, path, node in sinks)
@@ -100,11 +104,17 @@ class Namer:
 
 class _Builder:
     def __init__(
-        self, traced: Traced, inputs: Sequence[tuple[str, str]], names: dict[int, str]
+        self,
+        traced: Traced,
+        inputs: Sequence[tuple[str, str]],
+        names: dict[int, str],
+        *,
+        prefix: str,
     ) -> None:
         self.traced = traced
         self.placeholders = iter(inputs)
         self.tensor_names = names
+        self.prefix = prefix
         self.namer = Namer()
         self.inputs: list[Input] = []
         self.ops: list[Op] = []
@@ -160,7 +170,7 @@ class _Builder:
     def _constant(self, tensor: Tensor) -> str:
         name = self._constant_names.get(id(tensor))
         if name is None:
-            path = self.tensor_names.get(id(tensor), f"constant{len(self.constants)}")
+            path = self.tensor_names.get(id(tensor), f"{self.prefix}constant{len(self.constants)}")
             name = self._input("constant", path, tensor)
             self.constants[path] = tensor
             self._constant_names[id(tensor)] = name

@@ -17,6 +17,7 @@ from distcell import compat
 from distcell.capture import trace
 from distcell.capture.convert import to_graph
 from distcell.capture.probe import StateMeta, initial_fills
+from distcell.capture.source import lacks_values, optimizer_line
 from distcell.capture.watch import scalar
 from distcell.errors import CaptureError
 from distcell.graph import Graph
@@ -35,11 +36,13 @@ class Update:
     Args:
         graph: Its inputs are of kind `param`, `grad`, `state` and `scalar`; its outputs are the
             new values of kind `param` and `state`.
+        constants: Tensors that the step made of nothing, by the path of their input.
         state_meta: The state that the optimizer does not hold yet.
         scalars: The hyperparameters that are inputs, with their values now.
     """
 
     graph: Graph
+    constants: Mapping[str, Tensor]
     state_meta: Mapping[str, StateMeta]
     scalars: Mapping[str, float]
 
@@ -80,16 +83,9 @@ def capture_update(
         body = _Body(optimizer, slots, state, scalars=scalars, adjust=adjust)
         traced = trace.run_trace(body, body.fakes, body.recorder)
         _check_branches(optimizer, compat.number_guards(mode))
-    graph, _ = to_graph(traced, body.inputs, zip_sinks(body.results, traced.outputs))
-    return Update(graph, meta, body.scalars)
-
-
-def zip_sinks(
-    results: Sequence[tuple[str, str]], nodes: Sequence[Any]
-) -> Iterator[tuple[str, str, Any]]:
-    """Kind, path and node of each output."""
-    for (kind, path), node in zip(results, nodes, strict=True):
-        yield kind, path, node
+    sinks = [(*key, node) for key, node in zip(body.results, traced.outputs, strict=True)]
+    graph, constants = to_graph(traced, body.inputs, sinks, prefix="optimizer.")
+    return Update(graph, constants, meta, body.scalars)
 
 
 @contextmanager
@@ -106,11 +102,10 @@ def _explained(optimizer: Optimizer) -> Iterator[None]:
                 f"{name} computes the loss again and again in its step",
                 hint="use an optimizer whose step needs no closure",
             ) from error
-        if compat.needs_value(error) or trace.lacks_values(error):
-            where = trace.user_frame(error, own=True).source
+        if compat.needs_value(error) or lacks_values(error):
             raise CaptureError(
                 f"{name} decides by the value of a tensor what its step does",
-                where=[where],
+                where=[optimizer_line(error)],
                 hint="use another optimizer, or train in a loop of your own",
             ) from error
         raise
@@ -202,7 +197,8 @@ def _live(slot: Slot, name: str, item: Any) -> StateMeta:
 
 def _described(optimizer: Optimizer, slot: Slot) -> dict[str, StateMeta]:
     """The state that the first step would make: fills by trying, shapes without values."""
-    fills = initial_fills(optimizer, slot.group, len(slot.shape), slot.tensor.dtype)
+    with _explained(optimizer):
+        fills = initial_fills(optimizer, slot.group, len(slot.shape), slot.tensor.dtype)
     with _explained(optimizer), torch.no_grad(), compat.fake_mode(numbers=True):
         fake = torch.empty(slot.shape, dtype=slot.tensor.dtype, device=_device(slot.tensor))
         fake.grad = torch.empty_like(fake)

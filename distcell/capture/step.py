@@ -92,7 +92,7 @@ def capture_step(
     graph = join(captured.graph, update, with_grads=with_grads)
     return CapturedStep(
         graph,
-        captured.constants,
+        {**captured.constants, **update.constants},
         captured.output_spec,
         captured.tied,
         update.state_meta,

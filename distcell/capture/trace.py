@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,21 +11,9 @@ from torch import Tensor, fx
 
 from distcell import compat
 from distcell.capture.rewrites import batch_norm_writes, pure_batch_norm
+from distcell.capture.source import user_line, value_error
 from distcell.capture.tree import leaf_values
-from distcell.errors import CaptureError
 from distcell.scope import current_cell
-
-_OWN = str(Path(__file__).parents[1]) + "/"
-_STDLIB = sysconfig.get_path("stdlib") + "/"
-_CALLERS = tuple(str(Path(__file__).parent / name) for name in ("cell.py", "optimizer.py"))
-_TORCH = str(Path(torch.__file__).parent) + "/"
-
-_OPTIM = _TORCH + "optim/"
-
-_VALUE_HINT = (
-    "the captured step must do the same for every input: use torch.where or a mask, "
-    "or compute the number outside of the call and pass it as an argument"
-)
 
 
 @dataclass(frozen=True)
@@ -103,7 +87,7 @@ class Recorder(compat.TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         except Exception as error:
             if compat.needs_value(error):
-                raise value_error(str(func), note) from error
+                raise value_error(str(func), note.cell, note.source) from error
             raise
         self._annotate(note)
         return result
@@ -249,64 +233,3 @@ def _outputs(module: fx.GraphModule) -> tuple[Any, ...]:
     """What the traced function returned, as nodes."""
     returned = next(reversed(module.graph.nodes)).args[0]
     return tuple(returned) if isinstance(returned, (list, tuple)) else (returned,)
-
-
-def value_error(what: str, note: Note) -> CaptureError:
-    """The error for an op that needs a tensor's value."""
-    return CaptureError(
-        f"{_name(note.cell)} needs the value of a tensor, which is not known before the step runs",
-        where=[f"{note.source or 'unknown line'}  calls {what}"],
-        hint=_VALUE_HINT,
-    )
-
-
-def _name(cell: str) -> str:
-    return f"cell `{cell}`" if cell else "the network"
-
-
-def user_line() -> str:
-    """The line that runs now in the innermost frame outside of torch and distcell.
-
-    Frames outside of the captured call do not count: who captures is no part of the graph.
-    """
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename not in _CALLERS:
-        name = _shown(frame.f_code.co_filename)
-        if name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
-@lru_cache(maxsize=4096)
-def _shown(filename: str) -> str:
-    """A file as it is printed, `""` for one that is not the user's."""
-    if filename.startswith((_OWN, _TORCH, "<")):
-        return ""
-    for folder in ("/site-packages/", "/dist-packages/"):
-        if folder in filename:
-            return filename.split(folder, 1)[1]
-    if filename.startswith(_STDLIB):
-        return ""
-    here = str(Path.cwd()) + "/"
-    return filename.removeprefix(here)
-
-
-_LACKING = ("FakeTensor", "fake tensor", "data pointer", "tensor subclasses", "ProxyTensor")
-
-
-def lacks_values(error: Exception) -> bool:
-    """Whether an error comes from tensors that have no values while they are traced."""
-    known = isinstance(error, CaptureError)
-    return not known and any(words in str(error) for words in _LACKING)
-
-
-def user_frame(error: BaseException, *, own: bool = False) -> Note:
-    """The module and the line where an error came up: the user's, or torch's with `own`."""
-    cell, source, part = current_cell(), "", error.__traceback__
-    while part is not None:
-        file = part.tb_frame.f_code.co_filename
-        name = "torch/" + file.removeprefix(_TORCH) if own and _OPTIM in file else _shown(file)
-        source = f"{name}:{part.tb_lineno}" if name else source
-        part = part.tb_next
-    return Note(cell, source)

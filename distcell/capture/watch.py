@@ -55,6 +55,10 @@ class _Snapshot:
         for name in set(self.module.__dict__) - set(self.attributes):
             del self.module.__dict__[name]
         self.module.__dict__.update(self.attributes)
+        for name, before in self.scalars.items():
+            item = self.attributes[name]
+            if isinstance(item, list) and before is not None:
+                item[:] = before
         for name in set(self.module._buffers) - set(self.buffers):
             del self.module._buffers[name]
 
@@ -108,12 +112,12 @@ def unchanged(module: nn.Module) -> Iterator[Callable[[], None]]:
             drew random numbers that are not torch's.
     """
     snapshots = [_Snapshot.of(path, part) for path, part in module.named_modules()]
-    python, numpy = random.getstate(), _numpy_state()
+    python, numpy = random.getstate(), np.random.get_state()
 
     def check_random() -> None:
         for library, same in (
             ("random", random.getstate() == python),
-            ("numpy.random", _numpy_state() == numpy),
+            ("numpy.random", _comparable(np.random.get_state()) == _comparable(numpy)),
         ):
             if not same:
                 raise _random_error(library)
@@ -132,8 +136,7 @@ def unchanged(module: nn.Module) -> Iterator[Callable[[], None]]:
         raise
 
 
-def _numpy_state() -> Any:
-    state: Any = np.random.get_state()
+def _comparable(state: Any) -> tuple[Any, ...]:
     return (state[0], state[1].tobytes(), *state[2:])
 
 

@@ -100,14 +100,12 @@ OPTIMIZERS: dict[str, Make] = {
     "foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
     "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "tensor_lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, maximize=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.5),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
     "adadelta": torch.optim.Adadelta,
     "adamax": torch.optim.Adamax,
     "nadam": torch.optim.NAdam,
-    "asgd": torch.optim.ASGD,
     "rprop": torch.optim.Rprop,
 }
 
@@ -119,6 +117,13 @@ def test_three_steps_are_those_of_the_optimizer(make: Make) -> None:
     y = y[:, :3]
     captured = capture_step(net, squares, make(net.parameters()), (x,), {"y": y})
     compare(net, make, captured, x, y)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_a_number_of_the_step() -> None:
+    tensor = capture(lambda p: torch.optim.Adam(p, lr=torch.tensor(0.5)))
+    number = capture(lambda p: torch.optim.Adam(p, lr=0.5))
+    assert tensor.scalars["group0.lr"] == 0.5
+    assert tensor.graph.digest == number.graph.digest
 
 
 def compare(net: nn.Module, make: Make, captured: CapturedStep, x: Tensor, y: Tensor) -> None:
@@ -166,9 +171,9 @@ def test_capturing_touches_neither_module_nor_optimizer() -> None:
     x, y = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
     squares(net, x, y=y).backward()
     optimizer.step()
-    before = copy.deepcopy((net.state_dict(), optimizer.state_dict(), optimizer.__dict__.keys()))
+    before = copy.deepcopy((net.state_dict(), optimizer.state_dict(), list(optimizer.__dict__)))
     captured = capture_step(net, squares, optimizer, (x,), {"y": y})
-    after = (net.state_dict(), optimizer.state_dict(), optimizer.__dict__.keys())
+    after = (net.state_dict(), optimizer.state_dict(), list(optimizer.__dict__))
     torch.testing.assert_close(before[:2], after[:2], rtol=0, atol=0)
     assert before[2] == after[2]
     assert captured.state_meta == {}
@@ -303,6 +308,7 @@ class Numbering(torch.optim.Optimizer):
     [
         (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5), "first step of SGD is unlike"),
         (torch.optim.LBFGS, "LBFGS computes the loss again"),
+        (torch.optim.ASGD, "ASGD decides by the value of a tensor"),
         (torch.optim.RAdam, "RAdam decides by the value of a tensor"),
         (lambda p: Counting(p, lr=0.1), "the step of Counting changes its `count`"),
         (Numbering, "keeps 1 as `step` of `up.weight`, which is no tensor"),

@@ -1,0 +1,188 @@
+"""What cannot be captured is an error that names cell and line, and leaves the module as it was."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distcell.capture import capture_call
+from distcell.errors import CaptureError
+
+
+class Inner(nn.Module):
+    def __init__(self, does: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self.does = nn.Linear(3, 3), does
+        self.calls, self.kept, self.sizes = 0, None, [1, 2]
+        self.register_buffer("average", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.linear(x)
+        self.average = y.detach().mean(0)
+        return self.does(self, y)
+
+
+class Outer(nn.Module):
+    def __init__(self, does: Callable[..., Any]) -> None:
+        super().__init__()
+        self.block = nn.Sequential(Inner(does))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.block(x)
+
+
+def line_of(function: Callable[..., Any]) -> str:
+    return f"tests/plan/test_capture_errors.py:{function.__code__.co_firstlineno + 1}"
+
+
+def branch(cell: Inner, y: Tensor) -> Tensor:
+    return y if y.sum() > 0 else -y
+
+
+def item(cell: Inner, y: Tensor) -> Tensor:
+    return y * y.max().item()
+
+
+def as_int(cell: Inner, y: Tensor) -> Tensor:
+    return y[: int(y.argmax())]
+
+
+def as_list(cell: Inner, y: Tensor) -> Tensor:
+    return y * y.tolist()[0][0]
+
+
+def as_numpy(cell: Inner, y: Tensor) -> Tensor:
+    return y * y.detach().numpy().mean()
+
+
+def selected(cell: Inner, y: Tensor) -> Tensor:
+    return y[y > 0]
+
+
+def nonzero(cell: Inner, y: Tensor) -> Tensor:
+    return y.nonzero()
+
+
+@pytest.mark.parametrize("does", [branch, item, as_int, as_list, as_numpy, selected, nonzero])
+def test_what_needs_a_value_names_cell_line_and_a_way_out(does: Callable[..., Any]) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(does)
+    text = str(caught.value)
+    assert text.startswith("cell `block.0` needs the value of a tensor")
+    assert line_of(does) in text
+    assert "torch.where" in text
+
+
+def capture(does: Callable[..., Any]) -> Any:
+    """Captures, and checks that the network is as before when that fails."""
+    net = Outer(does)
+    before = [dict(part.__dict__) for part in net.modules()]
+    sizes, tensors = list(net.block[0].sizes), copy.deepcopy(net.state_dict())
+    states = random.getstate(), np.random.get_state()[1].tobytes()
+    try:
+        return capture_call(net, (torch.ones(2, 3),), {})
+    except Exception:
+        for part, attributes in zip(net.modules(), before, strict=True):
+            assert part.__dict__ == attributes
+        assert net.block[0].sizes == sizes
+        torch.testing.assert_close(net.state_dict(), tensors)
+        assert not hasattr(net.block[0], "fresh")
+        assert states == (random.getstate(), np.random.get_state()[1].tobytes())
+        raise
+
+
+def count(cell: Inner, y: Tensor) -> Tensor:
+    cell.calls += 1
+    return y
+
+
+def add(cell: Inner, y: Tensor) -> Tensor:
+    cell.fresh = 3
+    return y
+
+
+def append(cell: Inner, y: Tensor) -> Tensor:
+    cell.sizes.append(3)
+    return y
+
+
+@pytest.mark.parametrize(("does", "name"), [(count, "calls"), (add, "fresh"), (append, "sizes")])
+def test_an_attribute_that_the_call_changes_is_named(does: Any, name: str) -> None:
+    with pytest.raises(CaptureError, match=rf"changes the attribute `block\.0\.{name}`"):
+        capture(does)
+
+
+def keep(cell: Inner, y: Tensor) -> Tensor:
+    cell.kept = y
+    return y
+
+
+def keep_in_list(cell: Inner, y: Tensor) -> Tensor:
+    cell.kept = [{"y": y}]
+    return y
+
+
+def make_buffer(cell: Inner, y: Tensor) -> Tensor:
+    cell.register_buffer("fresh", y.detach())
+    return y
+
+
+@pytest.mark.parametrize(
+    ("does", "name"), [(keep, "kept"), (keep_in_list, "kept"), (make_buffer, "fresh")]
+)
+def test_a_tensor_that_the_call_keeps_is_named(does: Any, name: str) -> None:
+    with pytest.raises(CaptureError, match=rf"keeps a tensor in the attribute `block\.0\.{name}`"):
+        capture(does)
+
+
+def choose(cell: Inner, y: Tensor) -> Tensor:
+    return y * random.choice([1, 2])
+
+
+def draw(cell: Inner, y: Tensor) -> Tensor:
+    return y * float(np.random.rand())
+
+
+@pytest.mark.parametrize(("does", "library"), [(choose, "random"), (draw, "numpy.random")])
+def test_random_numbers_that_are_not_torchs_name_the_cell(does: Any, library: str) -> None:
+    message = rf"cell `block\.0` draws a number with Python's `{re.escape(library)}`"
+    with pytest.raises(CaptureError, match=message):
+        capture(does)
+
+
+def test_several_attributes_are_told_at_once() -> None:
+    def both(cell: Inner, y: Tensor) -> Tensor:
+        cell.calls += 1
+        cell.kept = y
+        return y
+
+    with pytest.raises(CaptureError, match="changes 2 attributes") as caught:
+        capture(both)
+    assert "block.0.calls" in str(caught.value) and "block.0.kept" in str(caught.value)
+
+
+def test_an_error_of_the_users_own_stays_what_it_is() -> None:
+    def fail(cell: Inner, y: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        capture(fail)
+    with pytest.raises(RuntimeError, match="same reduction dim"):
+        capture(lambda cell, y: y @ torch.ones(4, 4))
+
+
+def test_writing_into_an_argument_is_an_error() -> None:
+    class Writes(nn.Module):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return batch["x"].add_(1)
+
+    with pytest.raises(CaptureError, match=r"writes into its argument `batch\.x`"):
+        capture_call(Writes(), ({"x": torch.ones(2)},), {})
