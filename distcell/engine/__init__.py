@@ -7,7 +7,9 @@ from typing import Any
 
 from distcell.cell import Cell, inside_engine
 from distcell.context import launch
+from distcell.engine.observe import observer
 from distcell.engine.state import state_of
+from distcell.engine.step import compile_step as compile_step
 from distcell.random import current_state, random_mode
 from distcell.scope import track
 
@@ -21,9 +23,14 @@ def call(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         kwargs: Its keyword arguments.
     """
     options = launch()
+    observer().called(cell)
     if options.mode == "eager":
         return call_on_one_device(cell, args, kwargs)
-    return state_of(cell, options).call(cell, args, kwargs)
+    state = state_of(cell, options)
+    if options.mode == "plan":  # an evaluation before training: what it returns is still needed
+        state.plan_only(cell, args, kwargs)
+        return call_on_one_device(cell, args, kwargs)
+    return state.call(cell, args, kwargs)
 
 
 def call_on_one_device(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

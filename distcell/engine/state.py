@@ -10,13 +10,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from distcell.capture.cell import Captured, argument_names, capture_call
-from distcell.capture.tree import flatten
+from distcell.capture import Captured, CapturedStep, capture_call, flatten
+from distcell.capture.cell import argument_names
 from distcell.cell import Cell, declared_rules, inside_engine
 from distcell.context import LaunchOptions, auto_parallel_context
 from distcell.engine.agreement import check_agreement, fingerprint
 from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
 from distcell.engine.call import Context, LoadedCall
+from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
 from distcell.engine.transfer import Loadable, plan_on_one_rank
 from distcell.errors import OptimizerStateError
@@ -57,6 +58,8 @@ class ParallelState:
         # the last plan that this process made; None on ranks that received the program
         self.planned: Planned | None = None
         self.calls: OrderedDict[Hashable, LoadedCall] = OrderedDict()
+        # calls that were planned and are not to run; in mode `plan` alone
+        self.prepared: set[Hashable] = set()
 
     def call(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the network returns under the plan."""
@@ -73,9 +76,24 @@ class ParallelState:
         random_key = current_state().next_key(training=cell.training)
         return loaded(Context(states, leaves, random_key))
 
+    def plan_only(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Plans what `call` would run."""
+        given = {**dict(zip(argument_names(cell, len(args)), args, strict=True)), **kwargs}
+        _, leaves = flatten(given)
+        key = call_key(cell, given, leaves)
+        if key not in self.prepared:
+            self.prepared.add(key)
+            self.prepare(cell, args, kwargs, leaves)
+
     def _load(
         self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
     ) -> LoadedCall:
+        loadable = self.prepare(cell, args, kwargs, leaves)
+        return LoadedCall(loadable, self.backend_for(loadable.program.mesh))
+
+    def prepare(
+        self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
+    ) -> Loadable:
         """Plans a call that is new. On real ranks one of them plans, after all have agreed."""
 
         def make() -> Loadable:
@@ -90,7 +108,7 @@ class ParallelState:
 
         loadable = self.together(cell, leaves, make)
         self.shard_parameters(cell, loadable.program)
-        return LoadedCall(loadable, self.backend_for(loadable.program.mesh))
+        return loadable
 
     def together(self, cell: Cell, leaves: Leaves, make: Callable[[], Loadable]) -> Loadable:
         """What `make` gives; on real ranks one of them makes it, after all have agreed."""
@@ -124,12 +142,12 @@ class ParallelState:
                 cell, args, kwargs, shapes=shapes, grad=torch.is_grad_enabled()
             )
 
-    def plan(self, cell: Cell, captured: Captured) -> Planned:
+    def plan(self, cell: Cell, captured: Captured | CapturedStep) -> Planned:
         """The plan of a captured call; parameters that are split already keep their layouts."""
         groups: dict[str, list[str]] = {}
         for other, first in captured.tied.items():
             groups.setdefault(first, [first]).append(other)
-        return plan_graph(
+        planned = plan_graph(
             captured.graph,
             cell,
             self.strategy,
@@ -137,6 +155,9 @@ class ParallelState:
             tied=groups.values(),
             fixed=self.layouts,
         )
+        trains = isinstance(captured, CapturedStep) or bool(captured.with_gradients)
+        observer().planned(PlanEvent(cell, planned, self.strategy, trains))
+        return planned
 
     def backend_for(self, mesh: Mesh) -> Backend:
         """Where programs run: real ranks, or all in this process."""

@@ -1,0 +1,88 @@
+"""Which optimizers are right on slices, and guards against those that are not.
+
+An optimizer that works element by element does on a slice what it would do on the whole. One that
+looks at whole matrices or norms would be silently wrong, so it is refused until there is a rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from distcell.errors import OptimizerStateError
+from distcell.parameter import global_shape, layout
+
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+"""Optimizers, and their subclasses that keep `step`, whose update looks at one element at a time."""
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether an optimizer updates each element for itself.
+
+    Example:
+        >>> is_elementwise(torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1))
+        True
+    """
+    kind = type(optimizer)
+    if getattr(optimizer, "distcell_elementwise", False):
+        return True
+    for known in ELEMENTWISE:
+        if isinstance(optimizer, known):
+            own = next(c for c in kind.__mro__ if "step" in vars(c))
+            return own is next(c for c in known.__mro__ if "step" in vars(c))
+    return False
+
+
+def check_optimizer(net: torch.nn.Module, optimizer: Optimizer) -> None:
+    """Checks that an optimizer may be used on parameters that are, or will be, split.
+
+    Raises:
+        OptimizerStateError: When it holds state of the global shape for a parameter that is split
+            already.
+    """
+    paths = {id(p): path for path, p in net.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        whole = tuple(global_shape(parameter))
+        if tuple(parameter.shape) == whole:
+            continue
+        for name, item in state.items():
+            if isinstance(item, torch.Tensor) and item.dim() and tuple(item.shape) == whole:
+                raise OptimizerStateError(
+                    f"the optimizer holds `{name}` of `{paths.get(id(parameter), 'a parameter')}` "
+                    f"at its global shape {list(whole)}; this rank holds {list(parameter.shape)}",
+                    hint="make the first call of the network before the first optimizer step",
+                )
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    split = [
+        p for group in optimizer.param_groups for p in group["params"] if layout(p).split_axes
+    ]
+    if not any(tuple(p.shape) != tuple(global_shape(p)) for p in split):
+        return
+    if not is_elementwise(optimizer):
+        raise OptimizerStateError(
+            f"{type(optimizer).__name__} is not known to be right on slices of parameters",
+            where=[f"{len(split)} of its parameters are split over ranks"],
+            hint="use an element-wise optimizer, or set `optimizer.distcell_elementwise = True` "
+            "when each element's update depends on that element alone",
+        )
+    check_optimizer(torch.nn.Module(), optimizer)
+
+
+_hook = register_optimizer_step_pre_hook(_before_step)
