@@ -226,14 +226,17 @@ class _Example:
     def check_linear(self, group: frozenset[int]) -> str | None:
         """f(x1) + f(x2) == f(x1 + x2), the other operands being the same."""
         generator = torch.Generator().manual_seed(1)
-        first = list(self.operands)
-        second = list(self.operands)
+        first, second = list(self.operands), list(self.operands)
+        if any(self.operands[index].dtype == torch.bool for index in group):
+            return None  # truth values are never partial sums
         for index in group:
             whole = self.operands[index]
             share = torch.rand(whole.shape, generator=generator)
             real = whole.is_floating_point() or whole.is_complex()
             first[index] = whole * share.to(whole.dtype) if real else whole // 2
-            second[index] = whole - first[index]
+            # infinities cannot be shared out: one term has them, the other none
+            finite = torch.isfinite(whole)
+            second[index] = torch.where(finite, whole - first[index], 0)
         return self._combined(first, second, (torch.add, self.results))
 
     def check_monotone(self) -> str | None:

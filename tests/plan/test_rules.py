@@ -198,6 +198,9 @@ ex(
     R(2, 3, 4, 4),
     (1, 2, 1, 0),
 )
+ex("glu", R(4, 6))
+ex("glu", R(8, 3), 0)
+ex("glu_backward", R(4, 3), R(4, 6), -1)
 ex("unfold", R(4, 6), 1, 3, 2)
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -324,6 +327,7 @@ for reduction in (0, 1, 2):
     ex("smooth_l1_loss_backward huber_loss_backward", R(*small), R(4, 3), R(4, 3), reduction, 0.5)
     ex("binary_cross_entropy", P(4, 3), P(4, 3), None, reduction)
     ex("binary_cross_entropy", P(4, 3), P(4, 3), P(4, 3), reduction)
+    ex("binary_cross_entropy_with_logits", R(4, 3), P(4, 3), None, P(3), reduction)
     ex("binary_cross_entropy_backward", R(*small), P(4, 3), P(4, 3), None, reduction)
     ex("binary_cross_entropy_backward", R(*small), P(4, 3), P(4, 3), P(4, 3), reduction)
     NLL = torch.log_softmax(R(4, 5), 1), torch.tensor([3, 1, 0, 1])
@@ -533,6 +537,63 @@ HALF = [
     ("aten.nll_loss_forward.default", NLL[0], NLL[1], None, 1, -100),
     ("aten.addmm.default", R(3), R(4, 5), R(5, 3)),
 ]
+
+
+def as_attention(query, key, value, bias, *rest, is_causal=False, scale=None):
+    """What the fused kernels of CUDA compute, for a check of their rules on any device."""
+    mask = torch.ones(query.shape[2], key.shape[2]).tril().bool() if is_causal else bias
+    q, k, v = (t.requires_grad_() for t in (query, key, value))
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.requires_grad_()
+    with torch.enable_grad():
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+        scores = q @ k.transpose(-2, -1) * (scale or q.shape[-1] ** -0.5)
+        scores = scores if bias is None else scores + bias
+    return out, scores.logsumexp(-1)
+
+
+def forward_kernel(query, key, value, bias, compute):
+    out, lse = as_attention(query, key, value, bias)
+    padded = torch.cat([lse.detach(), lse.new_zeros(*lse.shape[:2], 3)], 2)
+    return out.detach(), padded, torch.tensor(1), torch.tensor(2)
+
+
+def backward_kernel(grad, *args):
+    given = [t for t in args[:4] if t is not None]
+    made, _ = as_attention(*args[:4], is_causal=args[-1])
+    return torch.autograd.grad(made, given, grad)
+
+
+@pytest.mark.parametrize("shape", [None, (4, 5), (2, 1, 4, 5), (1, 3, 1, 5)])
+def test_the_rules_of_attention_on_cuda_hold_for_what_its_kernels_compute(shape):
+    name = "_scaled_dot_product_efficient_attention"
+    forward, backward = (
+        table.find(f"aten.{name}.default"),
+        table.find(f"aten.{name}_backward.default"),
+    )
+    table.register(OpDef("mylib.attention", forward.rule, run=forward_kernel))
+    table.register(OpDef("mylib.attention_backward", backward.rule, run=backward_kernel))
+    bias = None if shape is None else R(*shape)
+    check_rule("mylib.attention", *QKV, bias, True)
+    seeds = torch.tensor(1), torch.tensor(2)
+    made = forward_kernel(*(t.clone() for t in QKV), None, True)[:2]
+    grads = (True, True, True, bias is not None)
+    check_rule(
+        "mylib.attention_backward", R(2, 3, 4, 2), *QKV, bias, *made, *seeds, 0.0, grads, False
+    )
+
+
+def rms_backward(grad, x, shape, *args):
+    x, weight = x.requires_grad_(), args[1].requires_grad_()
+    with torch.enable_grad():
+        y = torch.nn.functional.rms_norm(x, shape, weight)
+    return torch.autograd.grad(y, (x, weight), grad)
+
+
+def test_the_gradient_of_rms_norm_on_cuda_is_lowered_rightly():
+    known = table.find("aten._fused_rms_norm_backward.default")
+    table.register(OpDef("mylib.rms_backward", known.rule, known.lower, rms_backward))
+    rstd = of_results("_fused_rms_norm", LN, (3,), None, None)[1]
+    check_rule("mylib.rms_backward", R(2, 4, 3), LN, (3,), rstd, R(3), (True, True))
 
 
 @pytest.mark.parametrize(("target", "a"), [(t, a) for t, *a in HALF], ids=[t for t, *_ in HALF])

@@ -47,28 +47,31 @@ define("_scaled_dot_product_flash_attention_for_cpu", _forward)
 define("_scaled_dot_product_flash_attention_for_cpu_backward", _backward)
 
 
-def _fused(causal_at: int, *, backward: bool, mask_at: int | None = None) -> Rule:
+def _fused(*, backward: bool, mask_at: int | None = None) -> Rule:
     """The rule of a kernel of CUDA; what else it takes and returns (seeds, counts) is whole.
 
+    Queries are whole: the sums of exponentials that it returns are padded. The gradient of a mask
+    sums over what the mask is broadcast to.
+
     Args:
-        causal_at: The place of `is_causal` among the arguments.
         backward: Whether it is the gradient.
         mask_at: The place of the attention mask.
     """
 
     def of(call: Call) -> OpRule:
-        causal = bool(call.arg(causal_at, "is_causal", False))
         core = [_OUT, _QUERY, _KEY, _VALUE] if backward else [_QUERY, _KEY, _VALUE]
         masked = mask_at is not None and isinstance(call.arg(mask_at), Ref)
         mask = _mask(call, len(core)) if masked else []
-        operands = [*core, *mask, *([_OUT, _LSE] if backward else [])]
-        results = [_QUERY, _KEY, _VALUE, *mask] if backward else [_OUT, _LSE]
+        sums = ["b", "h", "y"]
+        operands = [*core, *mask, *([_OUT, sums] if backward else [])]
+        results = [_QUERY, _KEY, _VALUE, *mask] if backward else [_OUT, sums]
         operands += [_rest(v.shape, f"x{i}") for i, v in enumerate(call.operands)][len(operands) :]
         results = results[: len(call.results)]
         results += [_rest(v.shape, f"y{i}") for i, v in enumerate(call.results)][len(results) :]
         tensors = (*operands, *results)
-        kinds = {name: "whole" for dims in tensors for name in dims if name[0] in "xy"}
-        kinds |= _kinds(causal, backward=backward)
+        kinds = {name: "whole" for dims in tensors for name in dims if str(name)[:1] in "xy"}
+        kinds |= dict.fromkeys("bh", "sum" if backward else "pass")
+        kinds |= dict.fromkeys("qsed", "whole")
         return assemble(call, tensors, kinds, linear=[{0}] if backward else [])
 
     return of
@@ -78,8 +81,8 @@ def _rest(shape: Sequence[int], prefix: str) -> list[str]:
     return [f"{prefix}_{dim}" for dim in range(len(shape))]
 
 
-define("_scaled_dot_product_flash_attention", _fused(4, backward=False))
-define("_scaled_dot_product_flash_attention_backward", _fused(11, backward=True))
-define("_scaled_dot_product_efficient_attention", _fused(6, backward=False, mask_at=3))
-define("_scaled_dot_product_efficient_attention_backward", _fused(11, backward=True, mask_at=4))
-define("_scaled_dot_product_cudnn_attention", _fused(6, backward=False, mask_at=3))
+define("_scaled_dot_product_flash_attention", _fused(backward=False))
+define("_scaled_dot_product_flash_attention_backward", _fused(backward=True))
+define("_scaled_dot_product_efficient_attention", _fused(backward=False, mask_at=3))
+define("_scaled_dot_product_efficient_attention_backward", _fused(backward=True, mask_at=4))
+define("_scaled_dot_product_cudnn_attention", _fused(backward=False, mask_at=3))

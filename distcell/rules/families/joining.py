@@ -102,6 +102,23 @@ define("stack", _stack)
 define("unbind.int", _unbind)
 
 
+def _glu(call: Call) -> OpRule:
+    """A gated unit works on two halves of a dim."""
+    backward = call.op.target == "aten.glu_backward.default"
+    shape = call.shape(1 if backward else 0)
+    dims: list[Any] = names(len(shape))
+    dim = wrap(call.arg(2) if backward else call.arg(1, "dim", -1), len(shape))
+    whole, half = [*dims], [*dims]
+    whole[dim], half[dim] = ("s", "c"), "c"
+    tensors = (half, whole, whole) if backward else (whole, half)
+    sizes = {"s": 2, "c": shape[dim] // 2}
+    linear = [{0}] if backward else []
+    return assemble(call, tensors, {"s": "whole"}, sizes=sizes, linear=linear, priority=0)
+
+
+define("glu glu_backward", _glu)
+
+
 def _bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """Where a slice begins and ends, counted from the front and within the dim."""
     low, high, _ = slice(start, end).indices(size)

@@ -76,6 +76,9 @@ _PLACES = {
     "binary_cross_entropy": 3,
 }
 
+# its gradient is written out by torch
+define("binary_cross_entropy_with_logits", _compares(4), lower=_mean_of_sum(4))
+
 for _name, _place in _PLACES.items():
     define(_name, _compares(_place), lower=_mean_of_sum(_place))
     define(
