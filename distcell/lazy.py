@@ -11,6 +11,7 @@ noted: that parameter is made whole at once, and a warning at the end says which
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class _Recipe:
         """The values. torch's generator is left as it is."""
         if self.whole is not None:
             return self.whole
-        value = torch.empty(self.parameter.shape, dtype=self.stand_in.dtype)
+        value = _memory(self.parameter.shape, self.stand_in.dtype)
         before = torch.get_rng_state()
         for func, args, kwargs, state in self.steps:
             if state is not None:
@@ -222,7 +223,8 @@ class _Recorder(compat.TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         result = func(*args, **kwargs)
-        if func is torch.ops.aten.empty.memory_format and _is_large(result):
+        if func is torch.ops.aten.empty.memory_format and _is_plain(result):
+            result = _memory(result.shape, result.dtype)
             self.untouched[result.data_ptr()] = result
         elif func not in _SAME and self.untouched:
             for item in tensors:
@@ -234,13 +236,26 @@ class _Recorder(compat.TorchDispatchMode):
         state = None
         if torch.Tag.nondeterministic_seeded in func.tags:
             state = torch.get_rng_state()
-            func(torch.empty(recipe.parameter.shape, dtype=recipe.stand_in.dtype), *args, **kwargs)
+            func(_memory(recipe.parameter.shape, recipe.stand_in.dtype), *args, **kwargs)
         recipe.steps.append((func, args, kwargs, state))
+
+
+def _memory(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """An empty tensor whose memory goes back to the system when it is freed.
+
+    Of malloc's the process would keep most: what is small and stays lies between what was freed.
+    """
+    buffer = mmap.mmap(-1, shape.numel() * dtype.itemsize)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
 def _is_large(tensor: Tensor) -> bool:
     on_host = tensor.device.type == "cpu" and tensor.layout == torch.strided
     return on_host and tensor.is_floating_point() and tensor.numel() >= _LEAST
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return _is_large(tensor) and tensor.is_contiguous() and not tensor.is_pinned()
 
 
 def _in_place(func: Any) -> bool:

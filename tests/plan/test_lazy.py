@@ -50,6 +50,7 @@ def again(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_late_values_are_those_of_the_eager_network(name: str) -> None:
     torch.manual_seed(3)
