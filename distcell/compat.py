@@ -16,6 +16,7 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.nn.modules import module as modules
+from torch.nn.utils import clip_grad
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import checkpoint as checkpoints
@@ -396,3 +397,17 @@ def checkpoint_replayed(
     finally:
         checkpoints._checkpoint_without_reentrant_generator = kept[0]
         checkpoints.CheckpointFunction = kept[1]  # type: ignore[misc]
+
+
+def plain_total_norm(*args: Any) -> torch.Tensor:
+    """torch's own norm of all gradients, as it was before `replace_total_norm`."""
+    return _own_total_norm(*args)
+
+
+def replace_total_norm(function: Callable[..., torch.Tensor]) -> None:
+    """Makes torch's clipping functions use another norm, however users have imported them."""
+    clip_grad._get_total_norm = function
+    clip_grad.get_total_norm = function
+
+
+_own_total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm

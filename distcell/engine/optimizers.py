@@ -6,6 +6,7 @@ looks at whole matrices or norms would be silently wrong, so it is refused until
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -38,14 +39,13 @@ def is_elementwise(optimizer: Optimizer) -> bool:
         >>> is_elementwise(torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1))
         True
     """
-    kind = type(optimizer)
     if getattr(optimizer, "distcell_elementwise", False):
         return True
-    for known in ELEMENTWISE:
-        if isinstance(optimizer, known):
-            own = next(c for c in kind.__mro__ if "step" in vars(c))
-            return own is next(c for c in known.__mro__ if "step" in vars(c))
-    return False
+    # torch wraps the `step` of each class when its first optimizer is made
+    own = inspect.unwrap(type(optimizer).step)
+    return any(
+        isinstance(optimizer, known) and own is inspect.unwrap(known.step) for known in ELEMENTWISE
+    )
 
 
 def check_optimizer(net: torch.nn.Module, optimizer: Optimizer) -> None:

@@ -20,6 +20,7 @@ from distcell.engine.call import Context, LoadedCall
 from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
 from distcell.engine.transfer import Loadable, plan_on_one_rank
+from distcell.engine.whole import install_state_dict_hooks, note_cut
 from distcell.errors import OptimizerStateError
 from distcell.layout import Layout
 from distcell.mesh import Mesh
@@ -52,6 +53,7 @@ class ParallelState:
     def __init__(self, cell: Cell, options: LaunchOptions) -> None:
         self.options = options
         self.strategy = strategy_for(cell, options)
+        install_state_dict_hooks(cell)
         self.mesh = Mesh(self.strategy.mesh_for(options.ranks))
         self.layouts: dict[str, Layout] = {}
         self.backend: Backend | None = None
@@ -181,6 +183,7 @@ class ParallelState:
                 refuse_training_state(item.path, parameter)
                 piece = cut(layout, parameter.detach(), backend.mesh, backend.collectives.rank)
                 parameter.data = piece.clone() if _shares(piece, parameter) else piece
+                note_cut(parameter, backend)
 
 
 def refuse_training_state(path: str, parameter: Tensor) -> None:

@@ -1,0 +1,207 @@
+"""Global values of what the ranks hold in pieces: state dicts, gradient norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from distcell import compat
+from distcell.cell import Cell
+from distcell.dtype import name_of
+from distcell.engine.backend import RankBackend, Run, cut
+from distcell.errors import LayoutError, UserTypeError
+from distcell.graph import Graph, Input, Op, Output, Value
+from distcell.layout import Layout
+from distcell.mesh import Mesh
+from distcell.parameter import global_shape, layout
+from distcell.partition.emit import Emitter
+from distcell.program import Program
+from distcell.runtime.collectives import ReduceKind
+
+_backends: Any = WeakTensorKeyDictionary()
+"""For each parameter that is cut, what exchanges its pieces."""
+
+
+def note_cut(parameter: Tensor, backend: RankBackend) -> None:
+    """Remembers which ranks hold the other pieces of a parameter."""
+    _backends[parameter] = backend
+
+
+def is_cut(parameter: Tensor) -> bool:
+    """Whether this rank holds a piece of the parameter, not all of it."""
+    return parameter in _backends
+
+
+def whole_tensor(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
+    """The global value of a parameter, or of something that is cut like it. All ranks must call.
+
+    Args:
+        parameter: A parameter.
+        piece: A tensor of the parameter's local shape, such as its gradient; omitted: its value.
+
+    Example:
+        >>> whole_tensor(torch.ones(2))
+        tensor([1., 1.])
+    """
+    value = (parameter if piece is None else piece).detach()
+    if not is_cut(parameter):
+        return value
+    backend: RankBackend = _backends[parameter]
+    gather = _gather_program(backend.mesh, layout(parameter), name_of(value.dtype))
+    run = _loaded(backend, gather)
+    (found,) = run([value.contiguous()])
+    return torch.as_tensor(found)
+
+
+@lru_cache(maxsize=1024)
+def _gather_program(mesh: Mesh, source: Layout, dtype: str) -> Program:
+    """The program that gathers a tensor on all ranks."""
+    emitter = Emitter(mesh)
+    value = Value("x", source.shape, dtype)
+    emitter.add_value(value, source)
+    name = emitter.reshard("x", Layout.of(source.shape), Op("gather", cell="state_dict"))
+    outputs = (Output(name, "output", "0"),)
+    graph = Graph((Input("x", "input", "x"),), tuple(emitter.ops), outputs, emitter.values)
+    return Program(mesh, graph, emitter.layouts)
+
+
+_runs: WeakKeyDictionary[RankBackend, dict[str, Run]] = WeakKeyDictionary()
+
+
+def _loaded(backend: RankBackend, program: Program) -> Run:
+    runs = _runs.setdefault(backend, {})
+    if program.digest not in runs:
+        runs[program.digest] = backend.load(program)
+    return runs[program.digest]
+
+
+def local_state_dict(cell: torch.nn.Module) -> dict[str, Tensor]:
+    """The pieces that this rank holds of parameters and buffers, by path; nothing is exchanged.
+
+    Example:
+        >>> list(local_state_dict(torch.nn.Linear(2, 1)))
+        ['weight', 'bias']
+    """
+    named = (*cell.named_parameters(remove_duplicate=False), *cell.named_buffers())
+    return {path: tensor.detach() for path, tensor in named}
+
+
+def install_state_dict_hooks(cell: Cell) -> None:
+    """Makes `state_dict()` give global values and `load_state_dict` take them."""
+    cell.register_state_dict_post_hook(_gather_state)
+    cell.register_load_state_dict_pre_hook(_cut_state)
+
+
+def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    done: dict[int, Tensor] = {}
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        if is_cut(parameter) and prefix + path in state:
+            if id(parameter) not in done:
+                done[id(parameter)] = whole_tensor(parameter)
+            state[prefix + path] = done[id(parameter)]
+
+
+def _cut_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        given = state.get(prefix + path)
+        if given is None or not is_cut(parameter):
+            continue
+        if tuple(given.shape) == tuple(global_shape(parameter)):
+            backend = _backends[parameter]
+            rank = backend.collectives.rank
+            state[prefix + path] = cut(layout(parameter), given, backend.mesh, rank)
+        elif tuple(given.shape) != tuple(parameter.shape):
+            raise LayoutError(
+                f"the state has `{path}` as {list(given.shape)}",
+                where=[f"global  {list(global_shape(parameter))}     here  {list(parameter.shape)}"],
+                hint="load the global value, or this rank's piece",
+            )
+
+
+def clip_grad_norm_(
+    parameters: torch.nn.Module | Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """The norm of all gradients together, each distinct piece counted once; clips them in place.
+
+    Args:
+        parameters: A module, or its parameters.
+        max_norm: What the norm may be at most.
+        norm_type: The p of the norm; `inf` for the largest magnitude.
+        error_if_nonfinite: Whether a norm that is no finite number is an error.
+
+    Raises:
+        UserTypeError: When `parameters` is none of these.
+        RuntimeError: When the norm is not finite and `error_if_nonfinite`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> clip_grad_norm_([weight], 1.0), weight.grad.norm().round(decimals=4)
+        (tensor(5.), tensor(1.))
+    """
+    if isinstance(parameters, torch.nn.Module):
+        given = list(parameters.parameters())
+    elif isinstance(parameters, Tensor):
+        given = [parameters]
+    else:
+        given = list(parameters)
+    if not all(isinstance(each, Tensor) for each in given):
+        raise UserTypeError("clip_grad_norm_ takes a module or parameters")
+    return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite)
+
+
+def _total_norm(
+    gradients: Any,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """torch's total norm, but of the global gradients: for torch's own clipping functions."""
+    found = [gradients] if isinstance(gradients, Tensor) else list(gradients)
+    owners = {id(p.grad): p for p in _backends if p.grad is not None}
+    cut_ones = [(owners[id(g)], g) for g in found if id(g) in owners]
+    if not cut_ones:
+        return compat.plain_total_norm(found, norm_type, error_if_nonfinite, foreach)
+    norm_type = float(norm_type)
+    powers = [_power([g for g in found if id(g) not in owners], norm_type, cut_ones[0][1])]
+    groups: dict[tuple[str, ...], list[tuple[Tensor, Tensor]]] = {}
+    for parameter, gradient in cut_ones:
+        axes = tuple(sorted(layout(parameter).split_axes))
+        groups.setdefault(axes, []).append((parameter, gradient))
+    for axes, members in sorted(groups.items()):
+        collectives = _backends[members[0][0]].collectives
+        local = _power([g for _, g in members], norm_type, members[0][1])
+        kind: ReduceKind = "max" if math.isinf(norm_type) else "sum"
+        powers.append(collectives.all_reduce(local, axes, kind, label="clip_grad_norm_"))
+    stacked = torch.stack(powers)
+    total = stacked.max() if math.isinf(norm_type) else stacked.sum() ** (1.0 / norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(f"the norm of the gradients is {total.item()}")
+    return total
+
+
+def _power(gradients: list[Tensor], norm_type: float, like: Tensor) -> Tensor:
+    """The sum of the p-th powers of all elements (the largest magnitude for `inf`)."""
+    if not gradients:
+        return torch.zeros((), dtype=like.dtype, device=like.device)
+    norms = [
+        torch.linalg.vector_norm(g, norm_type) if g.numel() else g.new_zeros(()) for g in gradients
+    ]
+    stacked = torch.stack(norms).to(like.dtype)
+    return stacked.max() if math.isinf(norm_type) else (stacked**norm_type).sum()
+
+
+compat.replace_total_norm(_total_norm)
+
+
