@@ -100,17 +100,22 @@ class Offset(RankArg):
         part: The part of a dim.
         base: Count from the piece that the first `base` axes of the part leave; omitted: from the
             whole part.
+        times: The elements that one element of the part stands for.
     """
 
     part: Part
     base: int = 0
+    times: int = 1
 
     def at(self, mesh: Mesh, coords: Mapping[str, int]) -> int:
         outer = Part(self.part.size, self.part.axes[: self.base])
-        return interval(self.part, mesh, coords)[0] - interval(outer, mesh, coords)[0]
+        apart = interval(self.part, mesh, coords)[0] - interval(outer, mesh, coords)[0]
+        return apart * self.times
 
     def __str__(self) -> str:
-        return f"offset({self.part}{f' from {self.base}' if self.base else ''})"
+        base = f" from {self.base}" if self.base else ""
+        times = f" times {self.times}" if self.times > 1 else ""
+        return f"offset({self.part}{base}{times})"
 
 
 @dataclass(frozen=True)
@@ -411,6 +416,4 @@ def from_json(item: Any) -> Any:
 _TYPES: dict[str, Callable[..., Any]] = {
     cls.__name__: cls
     for cls in (Value, Ref, DtypeArg, DeviceArg, Extent, Offset, MemberExtents, Box)
-} | {
-    cls.__name__: cls for cls in (Op, Input, Output, Border, Graph, Layout, Part, Mesh)
-}
+} | {cls.__name__: cls for cls in (Op, Input, Output, Border, Graph, Layout, Part, Mesh)}

@@ -116,12 +116,11 @@ def _local_arg(local: LocalArg, rule: OpRule, split: Split) -> Arg:
     if local.kind == "extents":
         return tuple(_extent(_parts(names, rule, split)) for names in name.split(","))
     dim = _parts(name, rule, split)
-    axes = [part for part in dim if part.axes]
-    if not axes:
+    if not any(part.axes for part in dim):
         return 0
-    if len(dim) > 1:
+    if any(part.axes for part in dim[1:]):
         raise ValueError(f"factor {name} of {rule} has no single offset: {dim}")
-    return Offset(dim[0])
+    return Offset(dim[0], times=math.prod(part.size for part in dim[1:]))
 
 
 def _parts(names: str, rule: OpRule, split: Split) -> Dim:

@@ -126,6 +126,10 @@ def test_offsets_and_boxes_say_where_a_share_lies():
     )
     op = local(take, {"d0": (Part(5, ("tp",)),)})
     assert op.args[3] == Offset(Part(5, ("tp",)))
+    op = local(take, {"d0": (Part(3, ("tp",)), Part(2))})
+    assert op.args[3].at(MESH, {"dp": 0, "tp": 2}) == 4
+    with pytest.raises(ValueError, match="has no single offset"):
+        local(take, {"d0": (Part(3), Part(2, ("tp",)))})
     uniform = call("distcell.uniform.default", (3,), args=(Ref("x0"), 7, (4, 6)), results=[(4, 6)])
     op = local(uniform, {"d0": (Part(4, ("dp",)),)})
     assert op.args[3] == Box(Layout.of((4, 6), ("dp",)))

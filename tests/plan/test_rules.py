@@ -434,6 +434,18 @@ ex(
     False,
 )
 
+# --- batches of matrices --------------------------------------------------------------------------
+SYMMETRIC = R(3, 4, 4)
+SYMMETRIC = SYMMETRIC @ SYMMETRIC.transpose(1, 2) + torch.eye(4).double()
+ex("linalg_inv_ex linalg_cholesky_ex linalg_qr linalg_matrix_exp _linalg_det", SYMMETRIC)
+ex("_linalg_eigh linalg_lu_factor_ex", SYMMETRIC)
+ex("pixel_shuffle", R(3, 4, 2, 2), 2)
+ex("pixel_unshuffle", R(3, 4, 2, 2), 2)
+ex("im2col", R(3, 2, 4, 4), (2, 2), (1, 1), (0, 0), (2, 2))
+ex("col2im", R(3, 8, 4), (4, 4), (2, 2), (1, 1), (0, 0), (2, 2))
+ex("grid_sampler_2d", R(3, 2, 4, 4), R(3, 2, 2, 2), 0, 0, False)
+ex("_cdist_forward", R(2, 3, 4), R(2, 5, 4), 2.0, None)
+
 # --- factories ------------------------------------------------------------------------------------
 ex("full", (4, 3), 2.0, dtype=F64, device=CPU)
 ex("zeros ones", (4, 3), dtype=F64)

@@ -3,6 +3,7 @@
 from distcell.rules.families import (
     attention,
     batch_norm,
+    batched,
     convolution,
     factories,
     host,
@@ -21,6 +22,7 @@ from distcell.rules.families import (
 __all__ = [
     "attention",
     "batch_norm",
+    "batched",
     "convolution",
     "factories",
     "host",
