@@ -75,7 +75,7 @@ class RandomMode(compat.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not _is_random(func):
             return func(*args, **kwargs)
         if kwargs.get("generator") is not None:
             raise self.refuse(f"`{func}` is given a generator")
@@ -130,6 +130,12 @@ def stream_of(cell: str, ordinal: int) -> int:
     """
     digest = hashlib.blake2b(f"{cell}\0{ordinal}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+@lru_cache(maxsize=4096)
+def _is_random(func: Any) -> bool:
+    """Whether torch says that an operation draws. Kept, as asking takes longer than many run."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _draws(arguments: dict[str, Any]) -> bool:
