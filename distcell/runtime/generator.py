@@ -43,6 +43,7 @@ class Generator:
         exchange: How collectives are written.
         donated: As in `plan_storage`.
         device: The device on which tensors are made.
+        checked: Whether each tensor's shape and dtype are compared with what the layout says.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Generator:
         *,
         donated: Iterable[str] = (),
         device: torch.device | str = "cpu",
+        checked: bool = False,
     ) -> None:
         self.program = program
         self.ranks = tuple(ranks)
@@ -61,6 +63,7 @@ class Generator:
         self.device = torch.device(device)
         self.classes: dict[str, tuple[int, ...]] = {}
         self.variables: dict[str, list[str]] = {}
+        self._checked = checked
         self._exchange = exchange
         self._shapes: dict[Layout, list[tuple[int, ...]]] = {}
 
@@ -80,6 +83,8 @@ class Generator:
                 self._merge_replicas(op)
             else:
                 self._write_local(op, self.storage.inplace.get(index))
+            if self._checked:
+                self._write_checks(op)
             for output in self.storage.writes.get(index, ()):
                 self._write_copy(output)
             self._delete(dying.get(index, ()))
@@ -147,10 +152,11 @@ class Generator:
         distinct = self.declare(op, [key for key, _ in keys])
         first = {key: position for position, (key, _) in reversed(list(enumerate(keys)))}
         target = inplace if inplace and self._is_injective(op) else op.target
+        same = None if is_place_dependent(op) else self._place(op, 0)
         for key in distinct:
             position = first[key]
             skip = keys[position][1]
-            line = self._neutral(op, position) if skip else self._call(op, target, position)
+            line = self._neutral(op, position) if skip else self._call(op, target, position, same)
             left = self.results(op, position)
             self.source.add(f"{left} = {line}" if left else line, note(op))
         self._merge_replicas(op)
@@ -161,12 +167,12 @@ class Generator:
         skipped = self._skipped(op)
         depends = is_place_dependent(op)
         keys = []
-        for position, rank in enumerate(self.ranks):
+        for position in range(len(self.ranks)):
             key: Key = tuple(self.classes[name][position] for name in operands)
             if skipped[position]:
                 key = ("skip", *self._result_shapes(op, position))
             elif depends:
-                args, kwargs = place(op, self.program.mesh, rank, self.device)
+                args, kwargs = self._place(op, position)
                 key = (key, args, tuple(kwargs.items()))
             keys.append((key, skipped[position]))
         return keys
@@ -224,9 +230,18 @@ class Generator:
             parts.append(call(self.source.constant(torch.full, "full"), args, kwargs))
         return f"{', '.join(parts)}," if op.many else ", ".join(parts)
 
-    def _call(self, op: Op, target: str, position: int) -> str:
+    def _place(self, op: Op, position: int) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+        return place(op, self.program.mesh, self.ranks[position], self.device)
+
+    def _call(
+        self,
+        op: Op,
+        target: str,
+        position: int,
+        placed: tuple[tuple[Arg, ...], dict[str, Arg]] | None,
+    ) -> str:
         function = self.source.constant(kernel(target), target.removeprefix("aten."))
-        args, kwargs = place(op, self.program.mesh, self.ranks[position], self.device)
+        args, kwargs = placed or self._place(op, position)
         texts = tuple(self.argument(arg, position) for arg in args)
         line = call(function, texts, {k: self.argument(a, position) for k, a in kwargs.items()})
         if op.many and return_count(target) != len(op.outputs):
@@ -283,6 +298,20 @@ class Generator:
         self.variables[name] = kept
         if gone := sorted(set(old) - set(kept)):
             self.source.add(f"del {', '.join(gone)}")
+
+    def _write_checks(self, op: Op) -> None:
+        report = self.source.constant(report_misfit, "report_misfit")
+        for value in self.program.graph.results(op):
+            if not value.is_tensor:
+                continue
+            dtype, shapes = self.literal(DTYPES[value.dtype]), self.shapes(value.name)
+            wanted = {self.variable_of(value.name, i): shape for i, shape in enumerate(shapes)}
+            found = ", ".join(f"{variable}.shape" for variable in wanted)
+            sizes = self.source.constant(tuple(wanted.values()), f"shapes_of_{value.name}")
+            first = next(iter(wanted))
+            self.source.add(f"if ({found},) != {sizes} or {first}.dtype is not {dtype}:")
+            label = self.literal(f"{self.program.describe(value.name)} = {op}  {note(op)}")
+            self.source.add(f"    {report}({label}, ({', '.join(wanted)},), {sizes})")
 
     def _dying(self) -> Mapping[int, list[str]]:
         dying: dict[int, list[str]] = {}
@@ -355,6 +384,19 @@ class Generator:
 def made(results: Iterable[Any]) -> list[Any]:
     """The results that an op did make."""
     return [result for result in results if result is not None]
+
+
+def report_misfit(label: str, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Says that local tensors are not what their layout says.
+
+    Raises:
+        InternalError: Always.
+    """
+    wrong = [
+        f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, not {list(shape)}"
+        for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
+    raise InternalError(f"a rank does not hold what the layout says: {label}", where=wrong)
 
 
 def check_replicas(label: str, tensors: Sequence[Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from distcell.runtime.collectives import Axes, CollectiveLog, payload_bytes
 from distcell.runtime.generator import Generator, check_replicas, label_of, note
 from distcell.runtime.local_ops import place
 from distcell.runtime.source import call
+from distcell.runtime.storage import WRITTEN_KINDS
 from distcell.simulate import reductions
+from distcell.simulate.matching import match_collectives
 from distcell.simulate.reductions import REDUCTIONS, ReductionOrder
 
 PerRank = list[Any]
@@ -65,8 +68,10 @@ class SimulatedRanks:
             raise InternalError(f"unknown order of reduction `{order}`", hint=", ".join(REDUCTIONS))
         self.program = program
         ranks = range(program.mesh.size)
+        match_collectives([program] * len(ranks))
+        exchange = _SimulatedExchange(order)
         generator = Generator(
-            program, ranks, _SimulatedExchange(order), donated=donated, device=device
+            program, ranks, exchange, donated=donated, device=device, checked=True
         )
         self._function = generator.run(f"distcell program {program.digest[:8]} all ranks")
         self.source = generator.source.text("program", "boxed")
@@ -121,15 +126,14 @@ class SimulatedRanks:
     def _copies(self, inputs: Sequence[PerRank]) -> list[tuple[Tensor, list[Tensor]]]:
         """Replicas of written inputs that are tensors of their own: they are written as well."""
         written, copies = set(self._written.values()), []
-        for item, pieces, first in zip(self.program.graph.inputs, inputs, self._first, strict=True):
+        for item, pieces in zip(self.program.graph.inputs, inputs, strict=True):
             if item.value not in written:
                 continue
-            layout, mesh = self.program.layouts[item.value], self.program.mesh
-            for rank in first:
-                same = [pieces[other] for other in _replicas(layout, mesh, rank)]
-                distinct = {id(piece): piece for piece in same if piece is not pieces[rank]}
-                if distinct:
-                    copies.append((pieces[rank], list(distinct.values())))
+            for ranks in _replica_groups(self.program.layouts[item.value], self.program.mesh):
+                one = pieces[ranks[0]]
+                distinct = {id(pieces[rank]): pieces[rank] for rank in ranks}
+                if others := [piece for piece in distinct.values() if piece is not one]:
+                    copies.append((one, others))
         return copies
 
     def _count_traffic(self) -> None:
@@ -169,19 +173,31 @@ def scatter_inputs(program: Program, tensors: Sequence[Any]) -> list[PerRank]:
 
 
 def scatter(program: Program, name: str, tensor: Any) -> PerRank:
-    """The pieces of the global value of a name that the ranks hold."""
+    """The pieces of the global value of a name that the ranks hold.
+
+    A piece shares storage with the global tensor where it can, but for an input that the program
+    writes a new value into.
+    """
     ranks = range(program.mesh.size)
     if not program.graph.values[name].is_tensor:
         return [tensor] * len(ranks)
     layout, mesh = program.layouts[name], program.mesh
+    written = name in written_inputs(program)
     pieces: dict[tuple[int, ...], Tensor] = {}
     for rank in ranks:
         key = _coords_on(layout, mesh, rank)
         if key not in pieces:
             piece = layout.shard(tensor, mesh, rank)
             shared = piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            pieces[key] = piece.clone() if shared else piece
+            pieces[key] = piece.clone() if written and shared else piece
     return [pieces[_coords_on(layout, mesh, rank)] for rank in ranks]
+
+
+@lru_cache(maxsize=256)
+def written_inputs(program: Program) -> frozenset[str]:
+    """The inputs that a program writes new values into."""
+    outputs = {(o.kind, o.path) for o in program.graph.outputs if o.kind in WRITTEN_KINDS}
+    return frozenset(i.value for i in program.graph.inputs if (i.kind, i.path) in outputs)
 
 
 def gather_outputs(program: Program, outputs: Sequence[PerRank]) -> list[Any]:
@@ -205,19 +221,14 @@ def gather(program: Program, name: str, pieces: PerRank) -> Any:
         if any(piece != pieces[0] for piece in pieces):
             raise InternalError(f"ranks disagree on the number {name}: {pieces}")
         return pieces[0]
-    layout = program.layouts[name]
-    for rank, piece in enumerate(pieces):
-        want = layout.local_shape(mesh, rank)
-        if tuple(piece.shape) != want:
-            raise InternalError(
-                f"rank {rank} holds a piece of shape {tuple(piece.shape)} of {name}, not {want}",
-                where=[program.describe(name)],
-            )
-    for rank in range(mesh.size):
-        replicas = _replicas(layout, mesh, rank)
-        if replicas[0] == rank:
-            distinct = {id(pieces[r]): pieces[r] for r in replicas}
-            check_replicas(f"{name}: {program.describe(name)}", list(distinct.values()))
+    layout, label = program.layouts[name], f"{name}: {program.describe(name)}"
+    for ranks in _replica_groups(layout, mesh):
+        want = layout.local_shape(mesh, ranks[0])
+        distinct = list({id(pieces[rank]): pieces[rank] for rank in ranks}.values())
+        if any(tuple(piece.shape) != want for piece in distinct):
+            shapes = ", ".join(str(list(piece.shape)) for piece in distinct)
+            raise InternalError(f"rank {ranks[0]} holds {shapes}, not {list(want)}, of {label}")
+        check_replicas(label, distinct)
     return layout.gather(pieces, mesh)
 
 
@@ -226,8 +237,12 @@ def _coords_on(layout: Layout, mesh: Mesh, rank: int) -> tuple[int, ...]:
     return tuple(coords[axis] for axis in sorted(layout.axes))
 
 
-def _replicas(layout: Layout, mesh: Mesh, rank: int) -> tuple[int, ...]:
-    return mesh.group_of(rank, [axis for axis in mesh.names if axis not in layout.axes])
+def _replica_groups(layout: Layout, mesh: Mesh) -> list[list[int]]:
+    """The ranks, those together that hold the same piece."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.size):
+        groups.setdefault(_coords_on(layout, mesh, rank), []).append(rank)
+    return list(groups.values())
 
 
 def _first_of_class(classes: Sequence[int]) -> list[int]:

@@ -69,11 +69,13 @@ def every_collective(mesh: Mesh, batch: int, width: int) -> Program:
         )
     )
     grad, bias = value("g", f"[6, {width}@tp]"), value("b", f"[{width}@tp]")
-    moved = op("distcell.all_to_all", whole, ("dp",), 1, 0, MemberExtents(Part(width, ("dp",)),
-               ("dp",)), dp, to=f"[{batch}, {width}@dp]")  # fmt: skip
+    columns = MemberExtents(Part(width, ("dp",)), ("dp",))
+    args = (whole, ("dp",), 1, 0, columns, dp)
+    moved = op("distcell.all_to_all", *args, to=f"[{batch}, {width}@dp]")
     scattered = op("aten.mm.default", h, down, to=f"[{batch}@dp, 6]{{+tp}}")
-    scattered = op("distcell.reduce_scatter", scattered, ("tp",), 1,
-                   MemberExtents(Part(6, ("tp",)), ("tp",)), "sum", to=f"[{batch}@dp, 6@tp]")  # fmt: skip
+    sixths = MemberExtents(Part(6, ("tp",)), ("tp",))
+    args = (scattered, ("tp",), 1, sixths, "sum")
+    scattered = op("distcell.reduce_scatter", *args, to=f"[{batch}@dp, 6@tp]")
     top = op("aten.amax.default", h, (0,), to=f"[{width}@tp]{{max dp}}")
     top = op("distcell.all_reduce", top, ("dp",), "max", to=f"[{width}@tp]")
     new = op("aten.sub.Tensor", up, grad, to=f"[6, {width}@tp]")

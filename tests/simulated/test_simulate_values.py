@@ -241,6 +241,32 @@ def test_layouts_that_call_different_tensors_replicas_are_found_where_they_arise
         simulate(w.program(), torch.arange(4.0))
 
 
+def test_a_tensor_that_is_not_what_its_layout_says_is_found_where_it_arises():
+    w = Writer("dp=2")
+    x = w.input("x", "[5@dp, 3]")
+    w.output(w.op("aten.t.default", x, to="[5@dp, 3]", cell="mlp"))
+    with pytest.raises(InternalError, match=r"= aten\.t\.default\(%x\).*mlp") as caught:
+        simulate(w.program(), torch.randn(5, 3))
+    assert "float32[3, 3], not [3, 3]" in str(caught.value)
+    assert "float32[3, 2], not [2, 3]" in str(caught.value)
+    w = Writer("dp=2")
+    w.output(w.op("aten.isnan.default", w.input("x", "[4@dp]"), to="[4@dp]", dtype="f32"))
+    with pytest.raises(InternalError, match=r"bool\[2\], not \[2\]"):
+        simulate(w.program(), torch.randn(4))
+
+
+def test_only_what_a_program_writes_is_copied_when_it_is_scattered():
+    w = Writer("dp=2")
+    p, x = w.input("p", "[4]", "param"), w.input("x", "[4]")
+    w.output(w.op("aten.add.Tensor", p, x, to="[4]"), "param", "p")
+    p, x = torch.ones(4), torch.ones(4)
+    inputs = scatter_inputs(w.program(), [p, x])
+    assert inputs[0][0] is inputs[0][1]
+    assert inputs[0][0].data_ptr() != p.data_ptr()
+    assert inputs[1][0] is inputs[1][1]
+    assert inputs[1][0].data_ptr() == x.data_ptr()
+
+
 def test_replicas_that_disagree_are_named_when_they_are_gathered():
     w = Writer("dp=2")
     w.output(w.input("x", "[2]"))
