@@ -73,8 +73,8 @@ class Observer:
 
     wants_gradients: bool = False
 
-    def called(self, cell: Cell) -> None:
-        """An outermost Cell is about to be called."""
+    def called(self, cell: Cell, optimizer: Optimizer | None = None) -> None:
+        """An outermost Cell is about to be called, or a step that is one program to be made."""
 
     def planned(self, event: PlanEvent) -> None:
         """A call or a step was planned."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from distcell.capture import Captured, CapturedStep, capture_call, flatten
 from distcell.capture.cell import argument_names
+from distcell.capture.guard import call_key
 from distcell.cell import Cell, declared_rules, inside_engine
 from distcell.context import LaunchOptions, auto_parallel_context
 from distcell.engine.agreement import check_agreement, fingerprint
@@ -67,10 +68,13 @@ class ParallelState:
         """What the network returns under the plan."""
         given = {**dict(zip(argument_names(cell, len(args)), args, strict=True)), **kwargs}
         _, leaves = flatten(given)
-        key = call_key(cell, given, leaves)
+        key = call_key(cell, args, kwargs)
         loaded = self.calls.get(key)
         if loaded is None:
-            loaded = self.calls[key] = self._load(cell, args, kwargs, leaves)
+            loaded = self._load(cell, args, kwargs, leaves)
+            # the first call cuts the parameters, and their shapes are part of the key
+            key = call_key(cell, args, kwargs)
+            self.calls[key] = loaded
             while len(self.calls) > MAX_CALLS:
                 self.calls.popitem(last=False)
         self.calls.move_to_end(key)
@@ -206,13 +210,6 @@ def strategy_for(cell: Cell, options: LaunchOptions) -> Strategy:
     if context.parallel_mode == "data_parallel":
         name = "data"
     return with_rules(load_strategy(name), declared_rules(cell))
-
-
-def call_key(cell: Cell, given: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Hashable:
-    """What a captured call depends on."""
-    tensors = tuple((p, tuple(t.shape), t.dtype, t.requires_grad) for p, t in leaves.items())
-    modes = tuple(module.training for module in cell.modules())
-    return tensors, modes, torch.is_grad_enabled()
 
 
 def _shares(piece: Tensor, parameter: Tensor) -> bool:

@@ -17,12 +17,13 @@ from torch.optim import Optimizer
 
 from distcell.capture import capture_step, flatten, hyperparameters, rebuild
 from distcell.capture.cell import argument_names
+from distcell.capture.guard import call_key
 from distcell.cell import Cell, inside_engine
 from distcell.context import launch
 from distcell.dtype import DTYPES, name_of
 from distcell.engine.backend import Backend, Piece, RankBackend
 from distcell.engine.optimizers import check_optimizer
-from distcell.engine.state import MAX_CALLS, ParallelState, call_key, state_of
+from distcell.engine.state import MAX_CALLS, ParallelState, state_of
 from distcell.engine.transfer import Loadable
 from distcell.errors import UserTypeError
 from distcell.graph import Input
@@ -81,16 +82,22 @@ class _StepFunction:
         state = state_of(self.net, options)
         given = dict(zip(self._names(len(batch)), batch, strict=True))
         _, leaves = flatten(given)
-        key = (id(state), call_key(self.net, given, leaves), optimizer_key(self.optimizer))
+        key = self._key(state, batch)
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = self._load(state, batch, leaves)
+            step = self._load(state, batch, leaves)
+            # the first call cuts the parameters, and their shapes are part of the key
+            key = self._key(state, batch)
+            self._steps[key] = step
             while len(self._steps) > MAX_CALLS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
         result = step(leaves)
         current_state().optimizer_stepped()
         return result
+
+    def _key(self, state: ParallelState, batch: Sequence[Any]) -> Hashable:
+        return id(state), call_key(self.net, batch, {}), optimizer_key(self.optimizer)
 
     def _names(self, count: int) -> list[str]:
         names = argument_names(self.net, count)
