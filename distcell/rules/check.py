@@ -8,21 +8,22 @@ run, each placed where its operands lie. Whoever adds an op of their own calls t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from distcell.dtype import DTYPES, name_of
+from distcell.dtype import name_of
 from distcell.errors import RuleError
-from distcell.graph import Arg, DeviceArg, DtypeArg, Op, RankArg, Ref, Value
-from distcell.layout import Dim, Layout, Part, canonical, neutral_element
+from distcell.graph import Arg, DeviceArg, DtypeArg, Op, Ref, Value
+from distcell.layout import Dim, Part
 from distcell.mesh import Mesh
-from distcell.rules.factors import Split, layout_of, local_op, partial_of, project
+from distcell.rules.factors import Split, layout_of
 from distcell.rules.notation import Builder, Call, OpRule
-from distcell.rules.table import find, implementation, unknown_rule
+from distcell.rules.ranks import Held, Ranks, execute
+from distcell.rules.table import find
 
 _TOLERANCES = {
     torch.float16: 1e-2,
@@ -141,7 +142,7 @@ class _Example:
         placed = tuple(_as_arg(arg, operands) for arg in args)
         named = tuple((key, _as_arg(arg, operands)) for key, arg in kwargs.items())
         op = Op(target, placed, named)
-        made = _execute(op, operands, Mesh(), 0)
+        made = execute(op, operands, Mesh(), 0)
         results = [t for t in made if isinstance(t, torch.Tensor)]
         values = [Value("", tuple(t.shape), name_of(t.dtype)) for t in (*operands, *results)]
         count = len(operands)
@@ -162,7 +163,7 @@ class _Example:
             [layout.shard(t, mesh, rank) for rank in range(mesh.size)]
             for layout, t in zip(layouts, self.operands, strict=True)
         ]
-        runner = _Ranks(mesh)
+        runner = Ranks(mesh)
         made = runner.run_local(self.call, self.rule, split, pieces)
         return self._compare(made, mesh)
 
@@ -171,7 +172,7 @@ class _Example:
         definition = find(self.call.op.target)
         if definition is None or definition.lower is None:
             return "a factor is to be lowered, and there is no lowering"
-        runner = _Ranks(mesh)
+        runner = Ranks(mesh)
         names = []
         for index, (dims, tensor) in enumerate(zip(self.rule.operands, self.operands, strict=True)):
             layout = layout_of(dims, self.rule, split)
@@ -186,7 +187,7 @@ class _Example:
             return f"the lowering gives {len(refs)} results, not {len(self.results)}"
         return self._compare([runner.held[ref.name] for ref in refs], mesh)
 
-    def _compare(self, made: Sequence[_Held], mesh: Mesh) -> str | None:
+    def _compare(self, made: Sequence[Held], mesh: Mesh) -> str | None:
         for index, (held, whole) in enumerate(zip(made, self.results, strict=True)):
             for rank, piece in enumerate(held.pieces):
                 shape = held.layout.local_shape(mesh, rank)
@@ -202,7 +203,7 @@ class _Example:
                 return f"result {index}: {fault}"
         return None
 
-    def _replicas(self, held: _Held, mesh: Mesh) -> str | None:
+    def _replicas(self, held: Held, mesh: Mesh) -> str | None:
         """Ranks that hold the same share must hold the same numbers."""
         first: dict[tuple[int, ...], torch.Tensor] = {}
         for rank, piece in enumerate(held.pieces):
@@ -248,7 +249,7 @@ class _Example:
         one, two = torch.where(choice, whole, lower), torch.where(choice, lower, whole)
         rest = self.operands[1:]
         for combine in (torch.maximum, torch.minimum):
-            expected = _execute(self.call.op, [combine(one, two), *rest], Mesh(), 0)
+            expected = execute(self.call.op, [combine(one, two), *rest], Mesh(), 0)
             if fault := self._combined([one, *rest], [two, *rest], (combine, expected)):
                 return fault
         return None
@@ -260,175 +261,11 @@ class _Example:
         expected: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Sequence[Any]],
     ) -> str | None:
         combine, wholes = expected
-        parts = [_execute(self.call.op, given, Mesh(), 0) for given in (first, second)]
+        parts = [execute(self.call.op, given, Mesh(), 0) for given in (first, second)]
         for index, (one, two, whole) in enumerate(zip(*parts, wholes, strict=True)):
             if fault := self._differs(combine(one, two), whole):
                 return f"result {index} {fault}"
         return None
-
-
-@dataclass
-class _Held:
-    """A value with its layout and the pieces of all ranks."""
-
-    layout: Layout
-    pieces: list[torch.Tensor]
-
-
-@dataclass
-class _Ranks:
-    """All ranks of a mesh, each op run on one after the other."""
-
-    mesh: Mesh
-    held: dict[str, _Held] = field(default_factory=dict)
-    values: dict[str, Value] = field(default_factory=dict)
-
-    def add(self, name: str, like: Any, layout: Layout, pieces: list[torch.Tensor]) -> str:
-        self.held[name] = _Held(canonical(layout, self.mesh), pieces)
-        self.values[name] = Value(name, layout.shape, name_of(like.dtype))
-        return name
-
-    def make(self, op: Op) -> tuple[Value, ...]:
-        """Runs an op of a lowering where its operands lie; partial results are reduced at once."""
-        operands = tuple(self.values[name] for name in op.inputs)
-        results = _infer(op, operands)
-        call = Call(op, operands, results)
-        definition = find(op.target)
-        rule = definition.rule(call) if definition else unknown_rule(call)
-        split = self._greedy(rule, operands)
-        if any(rule.kind(name) == "lower" for name in split):
-            return self._lower(call, rule, split)
-        pieces = [
-            self.fetch(value.name, layout_of(dims, rule, split))
-            for value, dims in zip(operands, rule.operands, strict=True)
-        ]
-        made = self.run_local(call, rule, split, pieces)
-        values = []
-        for held, value in zip(made, results, strict=True):
-            name = f"t{len(self.values)}"
-            whole = held.layout.gather(held.pieces, self.mesh)
-            layout = held.layout.without_partial()
-            shards = [layout.shard(whole, self.mesh, rank) for rank in range(self.mesh.size)]
-            self.add(name, whole, layout, shards)
-            values.append(Value(name, value.shape, value.dtype))
-        return tuple(values)
-
-    def _lower(self, call: Call, rule: OpRule, split: Split) -> tuple[Value, ...]:
-        definition = find(call.op.target)
-        if definition is None or definition.lower is None:
-            raise RuleError(f"{call.op.target} in a lowering has no lowering of its own")
-        refs = definition.lower(Builder(self.make), call)
-        return tuple(self.values[ref.name] for ref in refs)
-
-    def _greedy(self, rule: OpRule, operands: Sequence[Value]) -> dict[str, Dim]:
-        """The split that the operands have; of two that do not agree the first."""
-        split: dict[str, Dim] = {}
-        taken: set[str] = set()
-        for value, dims in zip(operands, rule.operands, strict=True):
-            for names, dim in zip(dims, self.held[value.name].layout.dims, strict=True):
-                sizes = [rule.factors[name].size for name in names]
-                for name, parts in zip(names, project(dim, sizes, self.mesh) or (), strict=False):
-                    axes = {axis for part in parts for axis in part.axes}
-                    if not axes or name in split or axes & taken or rule.kind(name) == "whole":
-                        continue
-                    split[name] = parts
-                    taken |= axes
-        return split
-
-    def fetch(self, name: str, layout: Layout) -> list[torch.Tensor]:
-        """The pieces of a value in another layout."""
-        held = self.held[name]
-        if held.layout == layout:
-            return held.pieces
-        whole = held.layout.gather(held.pieces, self.mesh)
-        return [layout.shard(whole, self.mesh, rank) for rank in range(self.mesh.size)]
-
-    def run_local(
-        self, call: Call, rule: OpRule, split: Split, pieces: Sequence[list[torch.Tensor]]
-    ) -> list[_Held]:
-        """The local op on every rank."""
-        op = local_op(call, rule, split)
-        made: list[_Held] = []
-        for dims in rule.results:
-            axes, reduction = partial_of(dims, rule, split)
-            base = layout_of(dims, rule, split)
-            made.append(_Held(Layout(base.dims, axes, reduction), []))
-        for rank in range(self.mesh.size):
-            given = [held[rank] for held in pieces]
-            if _is_skipped(call, given, made, mesh=self.mesh, rank=rank):
-                outcome = [
-                    _neutral(held.layout, value, self.mesh, rank)
-                    for held, value in zip(made, call.results, strict=True)
-                ]
-            else:
-                outcome = _execute(op, given, self.mesh, rank)
-            for held, tensor in zip(made, outcome, strict=True):
-                held.pieces.append(tensor)
-        return made
-
-
-def _is_skipped(
-    call: Call, given: Sequence[torch.Tensor], made: Sequence[_Held], *, mesh: Mesh, rank: int
-) -> bool:
-    """Whether the op is skipped on a rank, as a program does: its share of an operand is empty.
-
-    Nothing must hang on it: all results are empty, or partial with nothing to add.
-    """
-    pairs = zip(given, call.operands, strict=True)
-    if not any(piece.numel() == 0 and 0 not in value.shape for piece, value in pairs):
-        return False
-    return all(
-        bool(held.layout.partial) or 0 in held.layout.local_shape(mesh, rank) for held in made
-    )
-
-
-def _neutral(layout: Layout, value: Value, mesh: Mesh, rank: int) -> torch.Tensor:
-    dtype = DTYPES[value.dtype]
-    shape = layout.local_shape(mesh, rank)
-    return torch.full(shape, neutral_element(layout.reduction, dtype), dtype=dtype)
-
-
-def _execute(op: Op, operands: Sequence[torch.Tensor], mesh: Mesh, rank: int) -> list[Any]:
-    """The results of an op on one rank; lists are flattened, absent results left out."""
-    given = iter([t.detach().contiguous() for t in operands])
-    coords = mesh.coords(rank)
-    args = [_concrete(arg, given, coords, mesh) for arg in op.args]
-    kwargs = {key: _concrete(arg, given, coords, mesh) for key, arg in op.kwargs}
-    with torch.no_grad():
-        return list(_flatten(implementation(op.target)(*args, **kwargs)))
-
-
-def _flatten(made: Any) -> Iterator[Any]:
-    if isinstance(made, (tuple, list)):
-        for item in made:
-            yield from _flatten(item)
-    elif made is not None:
-        yield made
-
-
-def _infer(op: Op, operands: Sequence[Value]) -> tuple[Value, ...]:
-    """The shapes of the results of an op, from tensors without data."""
-    given = iter([torch.empty(v.shape, dtype=DTYPES[v.dtype], device="meta") for v in operands])
-    mesh = Mesh()
-    args = [_concrete(arg, given, {}, mesh, "meta") for arg in op.args]
-    kwargs = {key: _concrete(arg, given, {}, mesh, "meta") for key, arg in op.kwargs}
-    with torch.no_grad():
-        made = _flatten(implementation(op.target)(*args, **kwargs))
-        return tuple(Value("", tuple(t.shape), name_of(t.dtype)) for t in made)
-
-
-def _concrete(
-    arg: Arg, given: Any, coords: Mapping[str, int], mesh: Mesh, device: str = "cpu"
-) -> Any:
-    if isinstance(arg, Ref):
-        return next(given)
-    if isinstance(arg, tuple):
-        return [_concrete(item, given, coords, mesh, device) for item in arg]
-    if isinstance(arg, DtypeArg):
-        return DTYPES[arg.name]
-    if isinstance(arg, DeviceArg):
-        return torch.device(device)
-    return arg.at(mesh, coords) if isinstance(arg, RankArg) else arg
 
 
 def _as_arg(item: Any, operands: list[torch.Tensor]) -> Arg:

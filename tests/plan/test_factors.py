@@ -165,6 +165,7 @@ def test_a_rule_that_cannot_be_read_is_an_error(text, message):
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
 
 
+@pytest.mark.slow
 @given(st.lists(SIZES, min_size=1, max_size=3), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_every_reshape_holds_however_its_factors_are_split(shape, random):

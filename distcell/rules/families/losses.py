@@ -125,8 +125,9 @@ def _nll_backward(call: Call) -> OpRule:
     return assemble(call, (grad, scores, rows, *weights, rest, scores), kinds, linear=[{0}])
 
 
-def _weights_of(b: Builder, call: Call, target: Any, valid: Any, weight: Any) -> Any:
+def _weights_of(b: Builder, call: Call, rows: tuple[Any, Any], weight: Any) -> Any:
     """The weight of each row: zero where it is ignored."""
+    target, valid = rows
     dtype = call.results[0].dtype
     if weight is None:
         return b("aten._to_copy.default", valid, dtype=DtypeArg(dtype))
@@ -147,7 +148,7 @@ def _likelihood(b: Builder, call: Call) -> Sequence[Ref]:
     place = b("aten.unsqueeze.default", target, at)
     found = b("distcell.pick.default", scores, at, place)
     picked = b("aten.squeeze.dim", found, at)
-    weights = _weights_of(b, call, target, valid, weight)
+    weights = _weights_of(b, call, (target, valid), weight)
     # an ignored row may hold an infinity, which no weight of zero would remove
     picked = b("aten.masked_fill.Scalar", picked, b("aten.logical_not.default", valid), 0.0)
     rows = b("aten.neg.default", b("aten.mul.Tensor", picked, weights))
@@ -173,7 +174,7 @@ def _likelihood_backward(b: Builder, call: Call) -> Sequence[Ref]:
     shape = call.results[0].shape
     at = min(1, len(shape) - 1)
     target, valid = _valid(b, target, ignored)
-    weights = b("aten.neg.default", _weights_of(b, call, target, valid, weight))
+    weights = b("aten.neg.default", _weights_of(b, call, (target, valid), weight))
     rows = b("aten.mul.Tensor", weights, grad)
     if reduction == MEAN:
         rows = b("aten.div.Tensor", rows, total_weight)

@@ -113,7 +113,7 @@ def total(b: Builder, x: Any, dims: Sequence[int], keep: bool = True) -> Ref:
     return made
 
 
-def average(b: Builder, x: Any, dims: Sequence[int], count: float, keep: bool = True) -> Ref:
+def average(b: Builder, x: Any, dims: Sequence[int], count: float, *, keep: bool = True) -> Ref:
     """The sum over dims divided by a count that is known beforehand."""
     made = b("aten.mul.Scalar", total(b, x, dims, keep), 1 / count if count else float("nan"))
     assert isinstance(made, Ref)
@@ -137,7 +137,7 @@ def _mean(place: int | None) -> Callable[[Builder, Call], Sequence[Ref]]:
         if call.operands[0].dtype != dtype:
             x = b("aten._to_copy.default", x, dtype=DtypeArg(dtype))
         x = upcast(b, x, dtype)
-        made = average(b, x, dims, count_of(call, dims), _keeps(call))
+        made = average(b, x, dims, count_of(call, dims), keep=_keeps(call))
         return (downcast(b, made, dtype),)
 
     return lower
