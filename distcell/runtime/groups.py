@@ -146,11 +146,16 @@ class Scratch:
         return piece[:nbytes].view(like.dtype)
 
 
-def reduce_into(total: Tensor, term: Tensor, op: ReduceKind) -> None:
-    """Combines `term` into `total`, as every backend does where it computes by itself."""
+def combine(one: Tensor, other: Tensor, op: ReduceKind, *, out: Tensor) -> None:
+    """Reduces two tensors into `out`, as every backend does where it computes by itself."""
     if op == "sum":
-        torch.add(total, term, out=total)
+        torch.add(one, other, out=out)
     elif op == "max":
-        torch.maximum(total, term, out=total)
+        torch.maximum(one, other, out=out)
     else:
-        torch.minimum(total, term, out=total)
+        torch.minimum(one, other, out=out)
+
+
+def reduce_into(total: Tensor, term: Tensor, op: ReduceKind) -> None:
+    """Combines `term` into `total`."""
+    combine(total, term, op, out=total)

@@ -7,6 +7,7 @@ ten times slower. Importing this module initialises MPI.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from torch import Tensor
 from distcell.errors import BackendError
 from distcell.runtime.collectives import ReduceKind
 from distcell.runtime.groups import Members, Scratch, reduce_into
-from distcell.runtime.mpi_window import SharedBuffer
+from distcell.runtime.mpi_window import SharedBuffer, SharedStage
 
 _CHUNK = 2 << 20  # bytes: MPI's own temporaries then stay in the cache, and their pages mapped
 _PAIR_CHUNK = 1 << 20
+_STAGED = 16 << 10  # bytes: below, a message is faster than a meeting
+_REDUNDANT = 4 << 20  # bytes read: above, more than two ranks share the work
 _TAG = 7
 
 _NATIVE: dict[torch.dtype, MPI.Datatype] = {
@@ -107,12 +110,13 @@ class MpiGroup:
     def all_reduce(self, x: Tensor, op: ReduceKind) -> Tensor:
         """Returns the reduced tensor, a new one."""
         nbytes = x.nbytes
-        if nbytes > _CHUNK:
-            out = x.clone()
-            self.all_reduce_in_place(out, op)
-            return out
         out = torch.empty_like(x)
-        if nbytes:
+        if nbytes >= _STAGED and self._staged(x, out, op):
+            return out
+        if nbytes > _CHUNK:
+            out.copy_(x)
+            self.all_reduce_in_place(out, op)
+        elif nbytes:
             datatype, mpi_op = self._reduction(x, op)
             source = [_address(_pointer(x), nbytes), datatype]
             self._comm.Allreduce(source, [_address(out.data_ptr(), nbytes), datatype], mpi_op)
@@ -124,6 +128,8 @@ class MpiGroup:
         shared = self._shared.get(start)
         if shared is not None:
             shared.reduce(op)
+            return
+        if nbytes >= _STAGED and self._staged(x, x, op):
             return
         datatype, mpi_op = self._reduction(x, op)
         for offset in range(0, nbytes, _CHUNK):
@@ -144,9 +150,13 @@ class MpiGroup:
     def reduce_scatter(self, x: Tensor, out: Tensor, counts: Sequence[int], op: ReduceKind) -> None:
         """Fills `out` with this member's part of the reduced `x`.
 
-        Pairwise: the sum begins with the own part and goes round the members downwards.
+        In shared memory where it fits, in member order. Else pairwise: the sum begins with the own
+        part and goes round the members downwards.
         """
         size, start, me = x.element_size(), _pointer(x), self.index
+        if x.nbytes >= _STAGED and self._stage is not None and self._stage.holds(x):
+            self._stage.reduce_scatter(x, out, sum(counts[:me]), op)
+            return
         sizes, starts = _byte_ranges(counts, size)
         total = out.view(-1)
         mine = starts[me] // size
@@ -205,6 +215,20 @@ class MpiGroup:
     def barrier(self) -> None:
         """Returns when all members have called it."""
         self._comm.Barrier()
+
+    @cached_property
+    def _stage(self) -> SharedStage | None:
+        return SharedStage.make(self._comm) if self._one_host else None
+
+    def _staged(self, x: Tensor, out: Tensor, op: ReduceKind) -> bool:
+        """Whether the tensor was reduced in shared memory: all ranks of the group are on a host."""
+        if self._stage is None:
+            return False
+        if self._size == 2 or x.nbytes * self._size <= _REDUNDANT:
+            self._stage.all_reduce(x, out, op)
+        else:
+            self._stage.all_reduce_by_shares(x, out, op)
+        return True
 
     def _reduction(self, x: Tensor, op: ReduceKind) -> tuple[MPI.Datatype, MPI.Op]:
         key = (x.dtype, op)

@@ -132,12 +132,16 @@ def test_all_reduce_of_a_strided_tensor_is_right(backend):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("numel", [10_007, 300_001, 1_300_003])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool], ids=str)
-def test_all_reduce_of_many_chunks_is_right(backend, dtype):
+def test_all_reduce_of_large_tensors_is_right(backend, dtype, numel):
     for c, axes, members, _ in cases(backend):
-        shape = (1_300_003,)
-        want = reduced([local(r, shape, dtype) for r in members], "sum")
-        assert torch.equal(c.all_reduce(local(c.rank, shape, dtype), axes), want)
+        shape = (numel,)
+        for op in ("sum", "max"):
+            want = reduced([local(r, shape, dtype) for r in members], op)
+            x = local(c.rank, shape, dtype)
+            assert torch.equal(c.all_reduce(x, axes, op), want)
+            assert torch.equal(c.all_reduce(x, axes, op, inplace=True), want)
 
 
 @pytest.mark.parametrize("op", ["max", "min"])
@@ -197,9 +201,10 @@ def test_reduce_scatter_is_a_slice_of_the_reduction(backend, dtype, dim, kind):
 
 
 @pytest.mark.slow
-def test_reduce_scatter_of_many_chunks_is_right(backend):
+@pytest.mark.parametrize("extent", [20_000, 400_000])
+def test_reduce_scatter_of_large_tensors_is_right(backend, extent):
     for c, axes, members, index in cases(backend):
-        sizes = [400_000 + 7 * i for i in range(len(members))]
+        sizes = [extent + 7 * i for i in range(len(members))]
         terms = [local(r, (sum(sizes),), torch.float32) for r in members]
         got = c.reduce_scatter(terms[index], axes, 0, sizes)
         assert torch.equal(got, reduced(terms, "sum").split(sizes)[index])
