@@ -1,10 +1,10 @@
-"""Captures what a torch optimizer does in one step: new parameters and new state."""
+"""A torch optimizer without its effects: its hyperparameters, state and step."""
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,37 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from distcell import compat
-from distcell.capture import trace
-from distcell.capture.convert import to_graph
 from distcell.capture.probe import StateMeta, initial_fills
 from distcell.capture.source import lacks_values, optimizer_line
-from distcell.capture.watch import scalar
 from distcell.errors import CaptureError
-from distcell.graph import Graph
 
 SCALARS = ("lr", "betas", "momentum", "weight_decay")
 """Hyperparameters that schedulers change: inputs of the graph, unless they are 0."""
-
-Adjust = Callable[[list[Tensor]], object]
-"""What is done with the parameters' gradients before the update, such as clipping."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """An optimizer's step as data.
-
-    Args:
-        graph: Its inputs are of kind `param`, `grad`, `state` and `scalar`; its outputs are the
-            new values of kind `param` and `state`.
-        constants: Tensors that the step made of nothing, by the path of their input.
-        state_meta: The state that the optimizer does not hold yet.
-        scalars: The hyperparameters that are inputs, with their values now.
-    """
-
-    graph: Graph
-    constants: Mapping[str, Tensor]
-    state_meta: Mapping[str, StateMeta]
-    scalars: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -57,39 +32,8 @@ class Slot:
     shape: tuple[int, ...]
 
 
-def capture_update(
-    optimizer: Optimizer,
-    paths: Mapping[int, str],
-    shapes: Mapping[str, tuple[int, ...]],
-    adjust: Adjust | None = None,
-) -> Update:
-    """The ops of `optimizer.step()`; the optimizer and its state are not touched.
-
-    Args:
-        optimizer: Any optimizer of torch's form.
-        paths: The path of each of the network's parameters by the `id` of its tensor.
-        shapes: The global shapes of the parameters that get a gradient.
-        adjust: Called with the parameters before the step.
-
-    Raises:
-        CaptureError: When the optimizer has parameters that are not the network's, hooks, state
-            that is no tensor, or a first step unlike the others.
-    """
-    _refuse_hooks(optimizer)
-    slots = list(_slots(optimizer, paths, shapes))
-    state, meta = _state(optimizer, slots)
-    scalars = dict(hyperparameters(optimizer))
-    with _explained(optimizer), torch.no_grad(), compat.fake_mode(numbers=True) as mode:
-        body = _Body(optimizer, slots, state, scalars=scalars, adjust=adjust)
-        traced = trace.run_trace(body, body.fakes, body.recorder)
-        _check_branches(optimizer, compat.number_guards(mode))
-    sinks = [(*key, node) for key, node in zip(body.results, traced.outputs, strict=True)]
-    graph, constants = to_graph(traced, body.inputs, sinks, prefix="optimizer.")
-    return Update(graph, constants, meta, body.scalars)
-
-
 @contextmanager
-def _explained(optimizer: Optimizer) -> Iterator[None]:
+def explained(optimizer: Optimizer) -> Iterator[None]:
     """A context in which errors of the step say what about the optimizer cannot be captured."""
     name = type(optimizer).__name__
     try:
@@ -109,16 +53,6 @@ def _explained(optimizer: Optimizer) -> Iterator[None]:
                 hint="use another optimizer, or train in a loop of your own",
             ) from error
         raise
-
-
-def _check_branches(optimizer: Optimizer, guards: Sequence[str]) -> None:
-    """Whether a number is 0 may decide what the step does, for it is part of what was captured."""
-    if guards:
-        raise CaptureError(
-            f"{type(optimizer).__name__} decides by a hyperparameter what its step does",
-            where=guards,
-            hint=f"only whether one of {', '.join(SCALARS)} is 0 may decide that",
-        )
 
 
 def hyperparameters(optimizer: Optimizer) -> Iterator[tuple[str, float]]:
@@ -141,7 +75,8 @@ def hyperparameters(optimizer: Optimizer) -> Iterator[tuple[str, float]]:
                     yield f"group{number}.{name}{suffix}", float(part)
 
 
-def _refuse_hooks(optimizer: Optimizer) -> None:
+def refuse_hooks(optimizer: Optimizer) -> None:
+    """Raises when the optimizer has hooks on its step: a captured step would not call them."""
     for when in ("pre", "post"):
         if getattr(optimizer, f"_optimizer_step_{when}_hooks"):
             raise CaptureError(
@@ -150,9 +85,14 @@ def _refuse_hooks(optimizer: Optimizer) -> None:
             )
 
 
-def _slots(
+def slots_of(
     optimizer: Optimizer, paths: Mapping[int, str], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Slot]:
+    """The optimizer's parameters that are in `shapes`.
+
+    Raises:
+        CaptureError: When it has parameters that are not in `paths`.
+    """
     foreign = 0
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -167,7 +107,7 @@ def _slots(
         )
 
 
-def _state(
+def state_of(
     optimizer: Optimizer, slots: Sequence[Slot]
 ) -> tuple[dict[str, dict[str, StateMeta]], dict[str, StateMeta]]:
     """The state of each parameter by name, and by full path that which does not exist yet."""
@@ -197,10 +137,10 @@ def _live(slot: Slot, name: str, item: Any) -> StateMeta:
 
 def _described(optimizer: Optimizer, slot: Slot) -> dict[str, StateMeta]:
     """The state that the first step would make: fills by trying, shapes without values."""
-    with _explained(optimizer):
+    with explained(optimizer):
         fills = initial_fills(optimizer, slot.group, len(slot.shape), slot.tensor.dtype)
-    with _explained(optimizer), torch.no_grad(), compat.fake_mode(numbers=True):
-        fake = torch.empty(slot.shape, dtype=slot.tensor.dtype, device=_device(slot.tensor))
+    with explained(optimizer), torch.no_grad(), compat.fake_mode(numbers=True):
+        fake = torch.empty(slot.shape, dtype=slot.tensor.dtype, device=device_of(slot.tensor))
         fake.grad = torch.empty_like(fake)
         shadow = shadow_of(optimizer, {slot.group: [fake]})
         step(optimizer, shadow)
@@ -221,7 +161,8 @@ def _no_tensor(path: str, name: str, item: Any) -> CaptureError:
     )
 
 
-def _device(tensor: Tensor) -> torch.device:
+def device_of(tensor: Tensor) -> torch.device:
+    """Where the tensor will be once it has values."""
     return torch.device("cpu") if tensor.device.type == "meta" else tensor.device
 
 
@@ -256,117 +197,3 @@ def shadow_of(
 def step(optimizer: Optimizer, shadow: Optimizer) -> None:
     """Runs the step of the class: schedulers replace that of the object by one of their own."""
     type(optimizer).step(shadow)
-
-
-class _Body:
-    """The function that is traced, and what came of it."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        slots: Sequence[Slot],
-        state: Mapping[str, Mapping[str, StateMeta]],
-        *,
-        scalars: Mapping[str, float],
-        adjust: Adjust | None,
-    ) -> None:
-        self.optimizer, self.slots, self.state, self.adjust = optimizer, slots, state, adjust
-        self.recorder = trace.Recorder("optimizer")
-        self.inputs: list[tuple[str, str]] = []
-        self.fakes: list[Tensor] = []
-        self.scalars = scalars
-        self.results: list[tuple[str, str]] = []
-        for slot in slots:
-            for kind in ("param", "grad"):
-                self._add(kind, slot.path, slot.shape, slot.tensor.dtype, _device(slot.tensor))
-            for name, item in state[slot.path].items():
-                self._add("state", f"{slot.path}/{name}", item.shape, item.dtype, item.device)
-
-    def _add(self, kind: str, path: str, *like: Any) -> None:
-        shape, dtype, device = like
-        self.fakes.append(torch.empty(shape, dtype=dtype, device=device))
-        self.inputs.append((kind, path))
-
-    def __call__(self, *fakes: Tensor) -> list[Any]:
-        """Runs the step; what it returns is described by `results`."""
-        with compat.Functional() as functional, self.recorder:
-            given = [functional.wrap(fake) for fake in fakes]
-            wrapped = dict(zip(self.inputs, given, strict=True))
-            params: dict[int, list[Tensor]] = {}
-            state: dict[Tensor, dict[str, Any]] = {}
-            for slot in self.slots:
-                parameter = wrapped["param", slot.path]
-                parameter.grad = wrapped["grad", slot.path]
-                params.setdefault(slot.group, []).append(parameter)
-                names = self.state[slot.path]
-                state[parameter] = {n: wrapped["state", f"{slot.path}/{n}"] for n in names}
-            shadow = shadow_of(self.optimizer, params, state, dict(self._numbers()))
-            self._run(shadow, [wrapped["param", slot.path] for slot in self.slots])
-            new: list[Any] = []
-            originals = dict(zip(self.inputs, fakes, strict=True))
-            for key, item in self._final(shadow, wrapped):
-                plain = functional.unwrap(item)
-                if plain is not originals[key]:
-                    self.results.append(key)
-                    new.append(plain)
-            return new
-
-    def _run(self, shadow: Optimizer, parameters: list[Tensor]) -> None:
-        before = _settings(shadow)
-        if self.adjust is not None:
-            self.adjust(parameters)
-        step(self.optimizer, shadow)
-        changed = [name for name, item in _settings(shadow).items() if before.get(name) != item]
-        if changed:
-            raise CaptureError(
-                f"the step of {type(shadow).__name__} changes its `{changed[0]}`",
-                where=["a captured step would not do that again"],
-                hint="keep it as a tensor in the optimizer's state",
-            )
-
-    def _numbers(self) -> Iterator[tuple[tuple[int, str], Any]]:
-        """The hyperparameters, with inputs of the graph in the place of those that are inputs."""
-        for number, group in enumerate(self.optimizer.param_groups):
-            for name in SCALARS:
-                if name not in group:
-                    continue
-                item, path = group[name], f"group{number}.{name}"
-                if isinstance(item, tuple):
-                    parts = (self._number(f"{path}.{i}", part) for i, part in enumerate(item))
-                    yield (number, name), tuple(parts)
-                else:
-                    yield (number, name), self._number(path, item)
-
-    def _number(self, path: str, item: Any) -> Any:
-        if path not in self.scalars:
-            return item
-        number, node = compat.traced_number(self.scalars[path], path.replace(".", "_"))
-        self.recorder.marks[node] = ("scalar", path)
-        return number
-
-    def _final(
-        self, shadow: Optimizer, wrapped: Mapping[tuple[str, str], Tensor]
-    ) -> Iterator[tuple[tuple[str, str], Any]]:
-        """Parameters and state as they are after the step."""
-        for slot in self.slots:
-            parameter = wrapped["param", slot.path]
-            yield ("param", slot.path), parameter
-            after = shadow.state[parameter]
-            if after.keys() != self.state[slot.path].keys():
-                names = sorted(after.keys() ^ self.state[slot.path].keys())
-                raise CaptureError(
-                    f"the step of {type(shadow).__name__} adds or drops the state `{names[0]}`",
-                    hint="make all state in the first step",
-                )
-            for name, item in after.items():
-                yield ("state", f"{slot.path}/{name}"), item
-
-
-def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's own scalars, those of its groups among them."""
-    found = {name: scalar(item) for name, item in optimizer.__dict__.items()}
-    for number, group in enumerate(optimizer.param_groups):
-        for name, item in group.items():
-            if name != "params":
-                found[f"param_groups[{number}]['{name}']"] = item
-    return {name: item for name, item in found.items() if item is not None}

@@ -18,7 +18,7 @@ _OWN = str(Path(__file__).parents[1]) + "/"
 _STDLIB = sysconfig.get_path("stdlib") + "/"
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OPTIM = _TORCH + "optim/"
-_CALLERS = tuple(str(Path(__file__).parent / name) for name in ("cell.py", "optimizer.py"))
+_CALLERS = tuple(str(Path(__file__).parent / name) for name in ("cell.py", "update.py"))
 _LACKING = ("FakeTensor", "fake tensor", "data pointer", "tensor subclasses", "ProxyTensor")
 
 

@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 from distcell.capture.cell import Captured, Job, argument_names, capture
 from distcell.capture.convert import Namer
-from distcell.capture.optimizer import Adjust, Update, capture_update
 from distcell.capture.probe import StateMeta
 from distcell.capture.tree import Spec, rebuild
+from distcell.capture.update import Adjust, capture_update
 from distcell.errors import CaptureError
-from distcell.graph import Graph, Input, Op, Output, Ref, Value, verify, without_dead_ops
+from distcell.graph import Graph, Input, Op, Output, Ref, verify, without_dead_ops
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,11 @@ def capture_step(
     paths = {id(p): path for path, p in module.named_parameters()}
     trained = {path: shape for path, shape in grads.items() if path in set(paths.values())}
     update = capture_update(optimizer, paths, trained, adjust)
-    graph = join(captured.graph, update, with_grads=with_grads)
+    graph = captured.graph
+    if update.adjustment is not None:
+        graph = join(graph, update.adjustment)
+    graph = without_dead_ops(_without_grads(join(graph, update.graph), with_grads))
+    verify(graph)
     return CapturedStep(
         graph,
         {**captured.constants, **update.constants},
@@ -121,37 +125,35 @@ def _check_loss(captured: Captured) -> None:
         )
 
 
-def join(graph: Graph, update: Update, *, with_grads: bool) -> Graph:
-    """One graph of forward, backward and update."""
+def join(graph: Graph, update: Graph) -> Graph:
+    """One graph that does both; the second takes what the first makes, by kind and path."""
     made = {(o.kind, o.path): o.value for o in graph.outputs}
     given = {(i.kind, i.path): i.value for i in graph.inputs}
     namer = Namer(graph.values)
     names: dict[str, str] = {}
     inputs: list[Input] = []
-    for item in update.graph.inputs:
+    for item in update.inputs:
         key = (item.kind, item.path)
         known = made.get(key) or given.get(key)
         names[item.value] = known or namer(item.value)
         if known is None:
             inputs.append(Input(names[item.value], item.kind, item.path))
-    names |= {name: namer(name) for op in update.graph.ops for name in op.outputs}
-    ops = [_renamed(op, names) for op in update.graph.ops]
+    names |= {name: namer(name) for op in update.ops for name in op.outputs}
+    ops = [_renamed(op, names) for op in update.ops]
     values = dict(graph.values)
     for old, new in names.items():
-        value = update.graph.values[old]
-        values.setdefault(new, Value(new, value.shape, value.dtype))
-    written = [Output(names[o.value], o.kind, o.path) for o in update.graph.outputs]
+        values.setdefault(new, replace(update.values[old], name=new))
+    written = [Output(names[o.value], o.kind, o.path) for o in update.outputs]
     replaced = {(o.kind, o.path) for o in written}
-    kept = [
-        o for o in graph.outputs
-        if (o.kind, o.path) not in replaced and (with_grads or o.kind != "grad")
-    ]  # fmt: skip
-    joined = Graph(
+    kept = [o for o in graph.outputs if (o.kind, o.path) not in replaced]
+    return Graph(
         (*graph.inputs, *inputs), (*graph.ops, *ops), (*kept, *written), values, graph.borders
     )
-    joined = without_dead_ops(joined)
-    verify(joined)
-    return joined
+
+
+def _without_grads(graph: Graph, with_grads: bool) -> Graph:
+    outputs = tuple(o for o in graph.outputs if with_grads or o.kind != "grad")
+    return replace(graph, outputs=outputs)
 
 
 def _renamed(op: Op, names: Mapping[str, str]) -> Op:

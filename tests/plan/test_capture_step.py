@@ -343,3 +343,36 @@ def test_a_loss_that_is_none_is_an_error(loss: Any) -> None:
     net = Net(torch.float32)
     with pytest.raises(CaptureError, match="the loss must be a scalar"):
         capture_step(net, loss, torch.optim.SGD(net.parameters()), (torch.ones(6, 4),), {})
+
+
+class Coupled(torch.optim.Optimizer):
+    """Divides by the norm of all gradients of the group."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            grads = [p.grad for p in group["params"] if p.grad is not None]
+            norm = torch.stack([grad.norm() for grad in grads]).norm()
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad / norm, alpha=-group["lr"])
+
+
+def test_updates_that_depend_on_each_other_stay_so() -> None:
+    net, (x, y) = Net(), torch.randn(2, 6, 4, dtype=torch.float64)
+    y = y[:, :3]
+    captured = capture_step(net, squares, Coupled(net.parameters()), (x,), {"y": y})
+    compare(net, Coupled, captured, x, y)
+
+
+def test_parameters_that_are_alike_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = capture(torch.optim.Adam).graph
+    monkeypatch.setattr("distcell.capture.update._updates_each_alone", lambda _: False)
+    traced = capture(torch.optim.Adam).graph
+    targets = sorted(op.target for op in graph.ops)
+    assert targets == sorted(op.target for op in traced.ops)
+    assert {(i.kind, i.path) for i in graph.inputs} == {(i.kind, i.path) for i in traced.inputs}
+    assert {(o.kind, o.path) for o in graph.outputs} == {(o.kind, o.path) for o in traced.outputs}
