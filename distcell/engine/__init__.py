@@ -13,6 +13,7 @@ from distcell.engine.step import compile_step as compile_step
 from distcell.engine.whole import clip_grad_norm_ as clip_grad_norm_
 from distcell.engine.whole import local_state_dict as local_state_dict
 from distcell.engine.whole import whole_tensor as whole_tensor
+from distcell.lazy import materialize
 from distcell.random import current_state, random_mode
 from distcell.scope import track
 
@@ -38,6 +39,7 @@ def call(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def call_on_one_device(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the Cell returns uncaptured, with the same random numbers as under any strategy."""
+    materialize(*cell.parameters())
     key = current_state().next_key(training=cell.training)
     with inside_engine(), track(cell), random_mode(key):
         return cell.forward(*args, **kwargs)

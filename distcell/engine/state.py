@@ -22,8 +22,9 @@ from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
 from distcell.engine.transfer import Loadable, plan_on_one_rank
 from distcell.engine.whole import install_state_dict_hooks, note_cut
-from distcell.errors import OptimizerStateError
+from distcell.errors import OptimizerStateError, StrategyError
 from distcell.layout import Layout
+from distcell.lazy import is_lazy, materialize
 from distcell.mesh import Mesh
 from distcell.parameter import global_shape, set_layout
 from distcell.program import Program
@@ -133,7 +134,7 @@ class ParallelState:
             "seed": str(torch.initial_seed()),
             "call": f"{shapes} training={cell.training}",
         }
-        if not self.layouts:
+        if not self.layouts and not any(map(is_lazy, cell.parameters())):
             facts["parameters"] = fingerprint(dict(cell.named_parameters()))
             if self.strategy.data == "full":
                 facts["inputs"] = fingerprint(leaves)
@@ -181,6 +182,7 @@ class ParallelState:
             if item.kind != "param" or item.path in self.layouts:
                 continue
             layout, parameter = program.layouts[item.value], parameters[item.path]
+            materialize(parameter)
             self.layouts[item.path] = layout
             set_layout(parameter, layout)
             if isinstance(backend, RankBackend) and layout.axes:
@@ -209,7 +211,14 @@ def strategy_for(cell: Cell, options: LaunchOptions) -> Strategy:
     name = context.strategy or options.strategy or "data"
     if context.parallel_mode == "data_parallel":
         name = "data"
-    return with_rules(load_strategy(name), declared_rules(cell))
+    strategy = with_rules(load_strategy(name), declared_rules(cell))
+    if strategy.random == "torch":
+        raise StrategyError(
+            "`random: torch` is not built: torch's own stream depends on the order of draws",
+            where=[strategy.source],
+            hint="leave it out; `random: counter` is the same on any number of ranks",
+        )
+    return strategy
 
 
 def _shares(piece: Tensor, parameter: Tensor) -> bool:

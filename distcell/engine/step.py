@@ -22,11 +22,13 @@ from distcell.cell import Cell, inside_engine
 from distcell.context import launch
 from distcell.dtype import DTYPES, name_of
 from distcell.engine.backend import Backend, Piece, RankBackend
+from distcell.engine.observe import StepEvent, observer
 from distcell.engine.optimizers import check_optimizer
 from distcell.engine.state import MAX_CALLS, ParallelState, state_of
 from distcell.engine.transfer import Loadable
 from distcell.errors import UserTypeError
 from distcell.graph import Input
+from distcell.lazy import materialize
 from distcell.parameter import global_shape
 from distcell.random import current_state, random_mode
 from distcell.scope import track
@@ -77,6 +79,7 @@ class _StepFunction:
 
     def __call__(self, *batch: Any) -> Any:
         options = launch()
+        observer().called(self.net, self.optimizer)
         if options.mode == "eager":
             return self._on_one_device(batch)
         state = state_of(self.net, options)
@@ -106,6 +109,7 @@ class _StepFunction:
         return [*known, "label"][:count] if len(known) == count - 1 else names
 
     def _on_one_device(self, batch: Sequence[Any]) -> Any:
+        materialize(*self.net.parameters())
         key = current_state().next_key(training=self.net.training)
         self.optimizer.zero_grad()
         with inside_engine(), track(self.net), random_mode(key):
@@ -127,7 +131,13 @@ class _StepFunction:
             }
             with inside_engine(), current_state().held():
                 captured = capture_step(
-                    self.net, self._named_loss(len(batch)), self.optimizer, batch, {}, shapes=shapes
+                    self.net,
+                    self._named_loss(len(batch)),
+                    self.optimizer,
+                    batch,
+                    {},
+                    shapes=shapes,
+                    with_grads=observer().wants_gradients,
                 )
             state.planned = state.plan(self.net, captured)
             metas = {
@@ -204,12 +214,17 @@ class LoadedStep:
         givens = {"inputs": inputs, "scalars": scalars, "key": key}
         boxed = [self._piece(item, givens) for item in program.graph.inputs]
         made = self._run(boxed)
-        outputs = []
+        outputs: list[Tensor] = []
+        gradients: dict[str, Tensor] = {}
         for output, piece in zip(program.graph.outputs, made, strict=True):
             if output.kind == "output":
                 outputs.append(self.backend.leave(program, output.value, piece))
+            elif output.kind == "grad":
+                gradients[output.path] = self.backend.leave(program, output.value, piece)
             elif not self.backend.holds_pieces or output.kind == "buffer":
                 self._write(output.kind, output.path, self.backend.leave(program, output.value, piece))
+        weights = {path: parameter.detach() for path, parameter in self._parameters.items()}
+        observer().stepped(StepEvent(self.net, self.optimizer, outputs[0], gradients, weights))
         return rebuild(self.loadable.output_spec, outputs)
 
     def _piece(self, item: Input, givens: Mapping[str, Any]) -> Piece:
