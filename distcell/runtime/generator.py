@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from distcell.dtype import DTYPES
-from distcell.errors import InternalError
 from distcell.graph import Arg, Op, Ref
 from distcell.layout import Layout, neutral_element
 from distcell.program import COLLECTIVES, Program
+from distcell.runtime.checks import check_replicas, made, report_misfit
 from distcell.runtime.local_ops import is_place_dependent, kernel, place, return_count
 from distcell.runtime.source import Source, call
 from distcell.runtime.storage import Storage, plan_storage
@@ -379,40 +378,6 @@ class Generator:
             self.classes[storage.targets.get(index, output.value)]
             for index, output in enumerate(self.program.graph.outputs)
         ]
-
-
-def made(results: Iterable[Any]) -> list[Any]:
-    """The results that an op did make."""
-    return [result for result in results if result is not None]
-
-
-def report_misfit(label: str, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Says that local tensors are not what their layout says.
-
-    Raises:
-        InternalError: Always.
-    """
-    wrong = [
-        f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, not {list(shape)}"
-        for tensor, shape in zip(tensors, shapes, strict=True)
-    ]
-    raise InternalError(f"a rank does not hold what the layout says: {label}", where=wrong)
-
-
-def check_replicas(label: str, tensors: Sequence[Tensor]) -> None:
-    """Checks that tensors which a layout calls replicas are equal, bit for bit or both NaN.
-
-    Raises:
-        InternalError: When they are not: the program's layouts are wrong.
-    """
-    first = tensors[0]
-    for other in tensors[1:]:
-        if other.shape != first.shape or not torch.equal(other, first):
-            equal = other.shape == first.shape and torch.equal(
-                torch.nan_to_num(other), torch.nan_to_num(first)
-            )
-            if not equal or not torch.equal(other.isnan(), first.isnan()):
-                raise InternalError(f"ranks differ where the layout says that they agree: {label}")
 
 
 def label_of(op: Op) -> str:

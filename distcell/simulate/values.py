@@ -16,8 +16,9 @@ from distcell.graph import Op
 from distcell.layout import Layout
 from distcell.mesh import Mesh
 from distcell.program import COLLECTIVES, Program
+from distcell.runtime.checks import check_replicas
 from distcell.runtime.collectives import Axes, CollectiveLog, payload_bytes
-from distcell.runtime.generator import Generator, check_replicas, label_of, note
+from distcell.runtime.generator import Generator, label_of, note
 from distcell.runtime.local_ops import place
 from distcell.runtime.source import call
 from distcell.runtime.storage import WRITTEN_KINDS

@@ -397,6 +397,7 @@ def random_programs(draw):
     return w, tuple(donated)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(random_programs())
 def test_no_choice_of_what_is_overwritten_changes_a_result(case):

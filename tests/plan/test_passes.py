@@ -344,6 +344,7 @@ def random_gradients(draw):
     return w.program(), draw(st.sampled_from([12, 24, 1000]))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(random_gradients())
 def test_fusion_changes_no_result(case):
