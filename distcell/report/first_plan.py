@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.optim import Optimizer
+
 from distcell.cell import Cell
 from distcell.context import LaunchOptions
 from distcell.engine.observe import Observer, PlanEvent, Stop
@@ -30,7 +32,7 @@ class _FirstPlan(Observer):
         self.num_calls = 0
         self.found: FirstPlan | None = None
 
-    def called(self, cell: Cell) -> None:
+    def called(self, cell: Cell, optimizer: Optimizer | None = None) -> None:
         self.num_calls += 1
 
     def planned(self, event: PlanEvent) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+_Content = TypeVar("_Content", bound=Hashable)
 
 
-def fold(items: Iterable[tuple[str, Hashable]]) -> list[tuple[str, int, Hashable]]:
+def fold(items: Iterable[tuple[str, _Content]]) -> list[tuple[str, int, _Content]]:
     """The items with equal content whose paths differ in numbers alone, each group once.
 
     Args:
@@ -21,7 +24,7 @@ def fold(items: Iterable[tuple[str, Hashable]]) -> list[tuple[str, int, Hashable
         >>> fold([("blocks.0.up", "a"), ("head", "b"), ("blocks.1.up", "a"), ("blocks.2.up", "c")])
         [('blocks.0-1.up', 2, 'a'), ('head', 1, 'b'), ('blocks.2.up', 1, 'c')]
     """
-    groups: dict[tuple[str, Hashable], list[tuple[int, ...]]] = {}
+    groups: dict[tuple[str, _Content], list[tuple[int, ...]]] = {}
     for path, content in items:
         numbers = tuple(int(part) for part in path.split(".") if part.isdigit())
         groups.setdefault((_pattern(path), content), []).append(numbers)

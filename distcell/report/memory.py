@@ -12,9 +12,8 @@ from distcell.passes.aliases import is_view
 from distcell.passes.split import split_forward_backward
 from distcell.program import Program
 from distcell.report.figures import RankFigures, Vector
-from distcell.runtime.storage import FOREVER, plan_storage
 from distcell.rules.constrain import CONSTRAIN
-
+from distcell.runtime.storage import FOREVER, plan_storage
 
 _FUSED = "distcell.all_reduce_many"
 

@@ -39,7 +39,9 @@ def state_of_optimizers(net: torch.nn.Module) -> OptimizerState:
     paths = {id(parameter): path for path, parameter in net.named_parameters()}
     found = [o for o in _optimizers() if any(id(p) in paths for p in _parameters(o))]
     if not found:
-        sizes = {path: 2 * p.element_size() for path, p in net.named_parameters() if p.requires_grad}
+        sizes = {
+            path: 2 * p.element_size() for path, p in net.named_parameters() if p.requires_grad
+        }
         return OptimizerState(sizes, "assumed: two values for each element, as of Adam")
     sizes, names = {}, []
     for optimizer in found:

@@ -45,15 +45,14 @@ def blocks_of(summary: Summary) -> list[Block]:
 def _parameters(summary: Summary) -> Table:
     lines = [(line.path, (line.type, line.bytes)) for line in summary.parameters]
     rows = []
-    for path, count, (kind, size) in fold(lines):  # type: ignore[misc]  # the pairs from above
+    for path, count, (kind, size) in fold(lines):
         rows.append((path, _times(count), kind, *_sizes(size)))
     return Table("parameters", ("name", ">", "type", ">bytes per rank", ">one device"), tuple(rows))
 
 
 def _collectives(summary: Summary) -> Table:
     rows = [
-        (g.phase, g.kind, ",".join(g.axes), str(g.count), _bytes(g.bytes))
-        for g in summary.groups
+        (g.phase, g.kind, ",".join(g.axes), str(g.count), _bytes(g.bytes)) for g in summary.groups
     ]
     rows += [
         ("in all", "", axes, str(_count(summary, axes)), _bytes(size))
@@ -102,7 +101,7 @@ def _reshards(reshards: Sequence[Reshard]) -> Table:
             reason, place = _LEAVES.get(kind, kind), path
         lines.append((place, (one.source, one.target, ", ".join(one.kinds), reason)))
     rows = []
-    for place, count, (source, target, kinds, consumer) in fold(lines):  # type: ignore[misc]
+    for place, count, (source, target, kinds, consumer) in fold(lines):
         rows.append((place, _times(count), source, target, kinds, consumer))
     heads = ("wanted in", ">", "from", "to", "by", "because of")
     return Table("changes of layout", heads, tuple(rows))

@@ -9,7 +9,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ import torch
 import distcell.random
 from distcell.context import LaunchOptions, launch, reset_auto_parallel_context, set_launch
 from distcell.engine.observe import Observer, Stop, observing
-from distcell.errors import LaunchError, did_you_mean
+from distcell.errors import DistcellError, LaunchError, did_you_mean
 
 _ENVIRONMENT = {
     "RANK": "0",
@@ -82,15 +82,14 @@ class Script:
             ScriptError: The script raised an error of its own, or left with an exit code.
             DistcellError: It raised one of ours.
         """
-        from distcell.errors import DistcellError
-
         path = str(Path(self.path).resolve())
         with self._fresh_start(path), observing(observer), self._quiet():
-            before, _ = launch(), set_launch(options)
+            before = launch()
+            set_launch(options)
             try:
                 runpy.run_path(path, run_name="__main__")
             except (Stop, DistcellError) as error:
-                if isinstance(error, DistcellError):
+                if not isinstance(error, Stop):
                     raise
             except SystemExit as exit_:
                 if exit_.code not in (None, 0):
@@ -103,7 +102,7 @@ class Script:
             finally:
                 set_launch(before)
 
-    def _quiet(self) -> Iterator[None] | nullcontext[None] | redirect_stdout[io.StringIO]:
+    def _quiet(self) -> AbstractContextManager[object]:
         return nullcontext() if self.verbose else redirect_stdout(_Nowhere())
 
     @contextmanager
@@ -117,7 +116,7 @@ class Script:
         reset_auto_parallel_context()
         torch.manual_seed(self.seed)
         random.seed(self.seed)
-        np.random.seed(self.seed)  # noqa: NPY002 (the script may use the global state)
+        np.random.seed(self.seed)
         distcell.random.seed(None)
         default = torch.get_default_dtype()
         try:

@@ -112,9 +112,7 @@ def _parameters(figures: RankFigures, alone: RankFigures) -> list[ParameterLine]
     ]
 
 
-def _memory(
-    figures: RankFigures, alone: RankFigures, state: OptimizerState
-) -> dict[str, Spread]:
+def _memory(figures: RankFigures, alone: RankFigures, state: OptimizerState) -> dict[str, Spread]:
     here, there = (memory_of(each.program, state.bytes) for each in (figures, alone))
     return {
         f.name: Spread.of(getattr(here, f.name), int(getattr(there, f.name)[0]))
