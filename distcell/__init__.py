@@ -13,6 +13,7 @@ from distcell.context import reset_auto_parallel_context as reset_auto_parallel_
 from distcell.context import set_auto_parallel_context as set_auto_parallel_context
 from distcell.errors import DistcellError as DistcellError
 from distcell.errors import did_you_mean as _did_you_mean
+from distcell.lazy import lazy_init as lazy_init
 from distcell.model import Model as Model
 from distcell.parallel import parallelize as parallelize
 from distcell.parameter import Parameter as Parameter

@@ -78,11 +78,9 @@ def train_step(
     torch.Size([])
     """
     if isinstance(net, Cell) and net.is_auto_parallel:
-        import distcell.engine
+        from distcell.engine import compile_step  # heavy; late, as in `Cell.__call__`
 
-        if hasattr(distcell.engine, "compile_step"):
-            compiled: Step = distcell.engine.compile_step(net, loss_fn, optimizer)
-            return compiled
+        return compile_step(net, loss_fn, optimizer)
 
     def step(*batch: Any) -> Tensor:
         optimizer.zero_grad()
