@@ -251,6 +251,7 @@ def _mergeable(outer: Part, inner: Part, mesh: Mesh | None) -> bool:
     return outer.size == ways or (not inner.axes and outer.size % ways == 0)
 
 
+@lru_cache(maxsize=65536)
 def canonical(layout: Layout, mesh: Mesh) -> Layout:
     """The layout in its shortest form on a mesh; equal layouts have equal forms."""
     dims = tuple(merge_parts(dim, mesh) for dim in layout.dims)

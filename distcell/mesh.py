@@ -42,6 +42,13 @@ class Mesh:
             if names.count(name) > 1:
                 raise MeshError(f"axis {name} stands twice in the mesh {self}")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.axes)
+
     def __str__(self) -> str:
         return " ".join(f"{name}={size}" for name, size in self.axes) or "one rank"
 

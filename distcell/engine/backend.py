@@ -52,12 +52,13 @@ class RankBackend:
 
     holds_pieces = True
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, device: torch.device | str = "cpu") -> None:
+        self.mesh, self.device = mesh, device
         self.collectives = collectives_for(mesh)
 
     def load(self, program: Program, donated: Iterable[str] = ()) -> Run:
-        return load(program, self.collectives.rank, self.collectives, donated=donated)
+        rank = self.collectives.rank
+        return load(program, rank, self.collectives, donated=donated, device=self.device)
 
     def enter(self, program: Program, name: str, tensor: Any) -> Piece:
         if not program.graph.values[name].is_tensor:
@@ -76,12 +77,12 @@ class SimulatedBackend:
 
     holds_pieces = False
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, device: torch.device | str = "cpu") -> None:
+        self.mesh, self.device = mesh, device
         self._loaded: list[SimulatedRanks] = []
 
     def load(self, program: Program, donated: Iterable[str] = ()) -> Run:
-        ranks = SimulatedRanks(program, donated=donated)
+        ranks = SimulatedRanks(program, donated=donated, device=self.device)
         self._loaded.append(ranks)
         return ranks.run
 

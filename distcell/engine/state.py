@@ -96,7 +96,7 @@ class ParallelState:
         self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
     ) -> LoadedCall:
         loadable = self.prepare(cell, args, kwargs, leaves)
-        return LoadedCall(loadable, self.backend_for(loadable.program.mesh))
+        return LoadedCall(loadable, self.backend_for(loadable.program.mesh, cell))
 
     def prepare(
         self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
@@ -166,17 +166,18 @@ class ParallelState:
         observer().planned(PlanEvent(cell, planned, self.strategy, trains))
         return planned
 
-    def backend_for(self, mesh: Mesh) -> Backend:
+    def backend_for(self, mesh: Mesh, cell: Cell) -> Backend:
         """Where programs run: real ranks, or all in this process."""
         if self.backend is None:
-            is_real = self.options.mode == "ranks"
-            self.backend = RankBackend(mesh) if is_real else SimulatedBackend(mesh)
+            kind = RankBackend if self.options.mode == "ranks" else SimulatedBackend
+            device = next((p.device for p in cell.parameters()), torch.device("cpu"))
+            self.backend = kind(mesh, device)
             self.mesh = mesh
         return self.backend
 
     def shard_parameters(self, cell: Cell, program: Program) -> None:
         """Gives each parameter its layout; on real ranks it keeps its piece only."""
-        backend = self.backend_for(program.mesh)
+        backend = self.backend_for(program.mesh, cell)
         parameters = dict(cell.named_parameters())
         for item in program.graph.inputs:
             if item.kind != "param" or item.path in self.layouts:

@@ -150,7 +150,7 @@ class _StepFunction:
 
         loadable = state.together(self.net, leaves, make)
         state.shard_parameters(self.net, loadable.program)
-        backend = state.backend_for(loadable.program.mesh)
+        backend = state.backend_for(loadable.program.mesh, self.net)
         return LoadedStep(self.net, self.optimizer, loadable, backend)
 
     def _named_loss(self, count: int) -> Loss:

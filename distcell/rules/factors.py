@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from distcell.graph import Arg, Box, Extent, Offset, Op
 from distcell.layout import Dim, Layout, Part, merge_parts
@@ -68,7 +69,13 @@ def _cut(part: Part, size: int, mesh: Mesh) -> tuple[Part, Part] | None:
 
 def layout_of(dims: Dims, rule: OpRule, split: Split) -> Layout:
     """The layout of a tensor of the op when its factors are split as given; nothing partial."""
-    return Layout(tuple(_dim_of(names, rule, split) for names in dims))
+    return _layout_of(dims, rule, tuple(split.items()))
+
+
+@lru_cache(maxsize=65536)
+def _layout_of(dims: Dims, rule: OpRule, split: tuple[tuple[str, Dim], ...]) -> Layout:
+    named = dict(split)
+    return Layout(tuple(_dim_of(names, rule, named) for names in dims))
 
 
 def _dim_of(names: tuple[str, ...], rule: OpRule, split: Split) -> Dim:
