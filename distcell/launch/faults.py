@@ -9,15 +9,20 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 
+from torch import distributed as dist
+
 from distcell.compat import Store
 from distcell.errors import DistcellError
 from distcell.runtime import world
+
+STORE_IS_GONE = (dist.DistStoreError, dist.DistNetworkError)
 
 _PATIENCE = timedelta(seconds=5)
 _NEVER = timedelta(days=365)
 _INTERRUPTED = 130
 _OTHERS_FIRST_S = 1.0
 _LINE = 160
+_STORE_HELD_S = 0.2
 
 
 def run_to_the_end(body: Callable[[], None], script: str) -> int:
@@ -64,10 +69,11 @@ def report_once(store: Store | None, text: str, *, cause: str) -> None:
             store.set("fault/cause", cause)
             _print(text if text.startswith("error:") else f"rank {rank} failed:\n{text}")
             store.set("fault/printed", "yes")
+            time.sleep(_STORE_HELD_S)  # this rank may hold the store that the others now ask
             return
         store.wait(["fault/printed"], _PATIENCE)
         first = store.get("fault/cause").decode()
-    except RuntimeError:  # the rank that holds the store is gone: nobody else will say it
+    except STORE_IS_GONE:  # with the rank that holds it: nobody else will speak
         _print(f"rank {rank} failed:\n{text}")
         return
     if first != cause:

@@ -45,7 +45,7 @@ class Watchdog(threading.Thread):
             while not self._overdue() and not self._store.check(["stall/first"]):
                 time.sleep(pause)
             self._answer(reports=self._store.add("stall/first", 1) == 1)
-        except RuntimeError:  # the store is gone: the job is ending for another reason
+        except STORE_IS_GONE:  # the job is ending for another reason
             return
 
     def _overdue(self) -> bool:

@@ -126,7 +126,7 @@ def collectives_for(mesh: Mesh) -> Collectives:
 
 def collective_logs() -> list[CollectiveLog]:
     """Returns the logs of all collectives in use: for the watchdog."""
-    return [made.log for made in _session.made.values()] if _session else []
+    return [made.log for made in tuple(_session.made.values())] if _session else []
 
 
 def store() -> Store | None:
