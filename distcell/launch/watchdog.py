@@ -12,7 +12,7 @@ from typing import Any
 
 from distcell.compat import clone_store
 from distcell.errors import StallError
-from distcell.launch.faults import report_once
+from distcell.launch.faults import STORE_IS_GONE, report_once
 from distcell.runtime import world
 from distcell.runtime.collectives import LogEntry
 
