@@ -56,13 +56,20 @@ class Emitter:
     def add(self, op: Op) -> None:
         self.ops.append(op)
 
+    def copy_of(self, name: str, layout: Layout) -> str | None:
+        """The name of a value in another layout, if the program has that already."""
+        return name if self.layouts[name] == layout else self._copies.get((name, layout))
+
+    def note_copy(self, name: str, layout: Layout, copy: str) -> None:
+        """Remembers that `copy` is a value in another layout."""
+        self._copies[name, layout] = copy
+
     def reshard(self, name: str, target: Layout, consumer: Op) -> str:
         """The name of a value in another layout; ops are added unless that exists already."""
         source = self.layouts[name]
-        if source == target:
-            return name
-        if (name, target) in self._copies:
-            return self._copies[name, target]
+        known = self.copy_of(name, target)
+        if known is not None:
+            return known
         steps = reshard_steps(source, target, self.mesh)
         current = name
         for step in steps:

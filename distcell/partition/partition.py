@@ -9,6 +9,7 @@ are reduced once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from distcell.rules.constrain import CONSTRAIN
 from distcell.rules.factors import layout_of, local_op, partial_of
 from distcell.rules.notation import Builder, Call, OpRule
 from distcell.rules.table import find, rule_of, rules_of
+from distcell.sharding.flow import splits_of
 from distcell.sharding.plan import Plan
 
 
@@ -52,6 +54,8 @@ class _Partitioner:
         self.values: dict[str, Value] = dict(plan.graph.values)
         # where a value of the graph is found in the program, as it was made
         self.homes: dict[str, str] = {}
+        # the ops that only move data, by the value that they make
+        self.moves: dict[str, tuple[Call, OpRule]] = {}
         self.exported = {output.value for output in plan.graph.outputs}
 
     def run(self) -> Program:
@@ -142,7 +146,35 @@ class _Partitioner:
             return home
         if held.partial and not layout.partial:
             home = self.emitter.reshard(home, self._goal(name), op)
-        return self.emitter.reshard(home, layout, op)
+        return self._moved_copy(name, layout) or self.emitter.reshard(home, layout, op)
+
+    def _moved_copy(self, name: str, layout: Layout) -> str | None:
+        """The value in a layout made from a copy of what it was moved from, without communication.
+
+        Where a tensor was gathered already, its transpose need not be gathered as well.
+        """
+        found = self.emitter.copy_of(self._settled_home(name), layout)
+        if found is not None or name not in self.moves:
+            return found
+        call, rule = self.moves[name]
+        split = splits_of(rule, len(rule.operands), layout, self.mesh)
+        if canonical(layout_of(rule.results[0], rule, split), self.mesh) != layout:
+            return None
+        wanted = canonical(layout_of(rule.operands[0], rule, split), self.mesh)
+        operand = self._moved_copy(call.operands[0].name, wanted)
+        if operand is None:
+            return None
+        local = local_op(call, rule, split).map_refs(lambda _: Ref(operand))
+        result = replace(call.results[0], name=self.emitter.fresh(name))
+        self.emitter.add_value(result, layout)
+        self.emitter.add(replace(local, outputs=(result.name,)))
+        self.emitter.note_copy(self._settled_home(name), layout, result.name)
+        return result.name
+
+    def _settled_home(self, name: str) -> str:
+        """The name in the program under which copies of a value in other layouts are kept."""
+        home = self.homes[name]
+        return self.emitter.copy_of(home, self._goal(name)) or home
 
     def _emit(self, call: Call, rule: OpRule, split: Mapping[str, Dim], kept: tuple[str, ...]) -> None:
         names = self._fetch_operands(call, rule, split, kept)
@@ -155,6 +187,8 @@ class _Partitioner:
             axes, reduction = partial_of(dims, rule, split)
             partial = tuple(sorted({*axes, *kept}, key=self.mesh.names.index))
             self.emitter.add_value(value, replace(layout, partial=partial, reduction=reduction))
+        if _is_move(call, rule):
+            self.moves[call.op.outputs[0]] = (call, rule)
         for name in call.op.outputs:
             self.homes[name] = name
             if not self.values[name].is_tensor:
@@ -232,6 +266,15 @@ class _Partitioner:
         if item.kind == "input" and self.plan.data == "full":
             return Layout.of(self.values[item.value].shape)
         return self.goals[item.value]
+
+
+def _is_move(call: Call, rule: OpRule) -> bool:
+    """Whether an op makes one tensor with the elements of its only operand."""
+    if rule.priority or len(call.operands) != 1 or len(call.results) != 1:
+        return False
+    same_size = math.prod(call.operands[0].shape) == math.prod(call.results[0].shape)
+    factors = [{name for dim in dims for name in dim} for dims in rule.tensors]
+    return same_size and factors[0] == factors[1] and frozenset({0}) in rule.linear
 
 
 def _tensor_names(op: Op, values: Mapping[str, Value]) -> list[str]:
