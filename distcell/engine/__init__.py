@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distcell.cell import Cell, inside_engine
-from distcell.context import launch
+from distcell.context import auto_parallel_context, launch
 from distcell.engine.observe import observer
 from distcell.engine.state import state_of
 from distcell.engine.step import compile_step as compile_step
@@ -28,7 +28,7 @@ def call(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """
     options = launch()
     observer().called(cell)
-    if options.mode == "eager":
+    if options.mode == "eager" or auto_parallel_context().parallel_mode == "stand_alone":
         return call_on_one_device(cell, args, kwargs)
     state = state_of(cell, options)
     if options.mode == "plan":  # an evaluation before training: what it returns is still needed

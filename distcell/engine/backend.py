@@ -38,6 +38,10 @@ class Backend(Protocol):
         """The piece of a value that is given whole."""
         ...
 
+    def enter_tangent(self, program: Program, name: str, tensor: torch.Tensor) -> Piece:
+        """The piece of the gradient of an output."""
+        ...
+
     def leave(self, program: Program, name: str, piece: Piece) -> Any:
         """A piece as the user sees it: the local tensor, or the global one of the simulation."""
         ...
@@ -52,8 +56,10 @@ class RankBackend:
 
     holds_pieces = True
 
-    def __init__(self, mesh: Mesh, device: torch.device | str = "cpu") -> None:
-        self.mesh, self.device = mesh, device
+    def __init__(
+        self, mesh: Mesh, device: torch.device | str = "cpu", *, local_data: bool = False
+    ) -> None:
+        self.mesh, self.device, self.local_data = mesh, device, local_data
         self.collectives = collectives_for(mesh)
 
     def load(self, program: Program, donated: Iterable[str] = ()) -> Run:
@@ -63,7 +69,17 @@ class RankBackend:
     def enter(self, program: Program, name: str, tensor: Any) -> Piece:
         if not program.graph.values[name].is_tensor:
             return tensor
-        return cut(program.layouts[name], tensor, self.mesh, self.collectives.rank)
+        rank = self.collectives.rank
+        if self.local_data and tuple(tensor.shape) == program.local_shape(name, rank):
+            return tensor
+        return cut(program.layouts[name], tensor, self.mesh, rank)
+
+    def enter_tangent(self, program: Program, name: str, tensor: torch.Tensor) -> Piece:
+        if not self.local_data:
+            return self.enter(program, name, tensor)
+        # the loss is the mean over the parts, each rank's own is the mean over its part
+        parts = self.mesh.extent(program.layouts[name].split_axes)
+        return tensor / parts if parts > 1 else tensor
 
     def leave(self, program: Program, name: str, piece: Piece) -> Any:
         return piece
@@ -88,6 +104,9 @@ class SimulatedBackend:
 
     def enter(self, program: Program, name: str, tensor: Any) -> Piece:
         return scatter(program, name, tensor)
+
+    def enter_tangent(self, program: Program, name: str, tensor: torch.Tensor) -> Piece:
+        return self.enter(program, name, tensor)
 
     def leave(self, program: Program, name: str, piece: Piece) -> Any:
         return gather(program, name, piece)

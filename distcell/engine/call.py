@@ -100,7 +100,9 @@ class LoadedCall:
             if item.kind == "saved":
                 boxed.append(next(kept))
             elif item.kind == "tangent":
-                boxed.append(self.backend.enter(program, item.value, tangents[item.path]))
+                boxed.append(
+                    self.backend.enter_tangent(program, item.value, tangents[item.path])
+                )
             else:
                 boxed.append(self._piece(program, item, context))
         made = self._backward(boxed)

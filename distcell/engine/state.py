@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from distcell.capture import Captured, CapturedStep, capture_call, flatten
+from distcell.capture import Captured, CapturedStep, capture_call, flatten, rebuild
 from distcell.capture.cell import argument_names
 from distcell.capture.guard import call_key
 from distcell.cell import Cell, declared_rules, inside_engine
@@ -104,7 +105,7 @@ class ParallelState:
         """Plans a call that is new. On real ranks one of them plans, after all have agreed."""
 
         def make() -> Loadable:
-            captured = self.capture(cell, args, kwargs)
+            captured = self.capture(cell, *self.global_arguments(args, kwargs, leaves))
             self.planned = self.plan(cell, captured)
             return Loadable(
                 self.planned.program,
@@ -116,6 +117,17 @@ class ParallelState:
         loadable = self.together(cell, leaves, make)
         self.shard_parameters(cell, loadable.program)
         return loadable
+
+    def global_arguments(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments at global shapes: under `data: local` each rank was given its part."""
+        if self.strategy.data == "full" or self.options.mode != "ranks":
+            return tuple(args), dict(kwargs)
+        spec, _ = flatten((tuple(args), dict(kwargs)))
+        whole = [global_stand_in(p, t, self.strategy, self.mesh) for p, t in leaves.items()]
+        found: tuple[tuple[Any, ...], dict[str, Any]] = rebuild(spec, whole)
+        return found
 
     def together(self, cell: Cell, leaves: Leaves, make: Callable[[], Loadable]) -> Loadable:
         """What `make` gives; on real ranks one of them makes it, after all have agreed."""
@@ -169,9 +181,12 @@ class ParallelState:
     def backend_for(self, mesh: Mesh, cell: Cell) -> Backend:
         """Where programs run: real ranks, or all in this process."""
         if self.backend is None:
-            kind = RankBackend if self.options.mode == "ranks" else SimulatedBackend
             device = next((p.device for p in cell.parameters()), torch.device("cpu"))
-            self.backend = kind(mesh, device)
+            if self.options.mode == "ranks":
+                is_local = self.strategy.data == "local"
+                self.backend = RankBackend(mesh, device, local_data=is_local)
+            else:
+                self.backend = SimulatedBackend(mesh, device)
             self.mesh = mesh
         return self.backend
 
@@ -206,6 +221,26 @@ def refuse_training_state(path: str, parameter: Tensor) -> None:
         )
 
 
+def global_stand_in(path: str, part: Tensor, strategy: Strategy, mesh: Mesh) -> Tensor:
+    """A tensor without memory of its own that has the global shape of a rank's part.
+
+    Raises:
+        StrategyError: When the strategy gives the input a number of slices, not axes.
+    """
+    spec = strategy.input_spec(path) or strategy.input_spec(path.split(".")[0])
+    shape = list(part.shape)
+    for dim, one in enumerate(spec.dims if spec else ()):
+        if one.slices is not None:
+            raise StrategyError(
+                f"`data: local` needs the axes that split `{path}`, not a number of slices",
+                where=[spec.source if spec else ""],
+                hint="name the axes, like [dp]",
+            )
+        shape[dim] *= mesh.extent(one.axes)
+    whole = part.detach().new_zeros(()).expand(shape)
+    return whole.requires_grad_(part.requires_grad) if part.requires_grad else whole
+
+
 def strategy_for(cell: Cell, options: LaunchOptions) -> Strategy:
     """The strategy of the job: the context's, else the launcher's, else `data`."""
     context = auto_parallel_context()
@@ -213,6 +248,13 @@ def strategy_for(cell: Cell, options: LaunchOptions) -> Strategy:
     if context.parallel_mode == "data_parallel":
         name = "data"
     strategy = with_rules(load_strategy(name), declared_rules(cell))
+    if not context.gradients_mean:
+        raise StrategyError(
+            "`gradients_mean=False` is not built: gradients are those of one device",
+            hint="leave it out, and multiply the learning rate",
+        )
+    if not context.full_batch:
+        strategy = replace(strategy, data="local")
     if strategy.random == "torch":
         raise StrategyError(
             "`random: torch` is not built: torch's own stream depends on the order of draws",

@@ -7,6 +7,7 @@ changes (learning rate, momentum) goes in as numbers at every step.
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -129,12 +130,13 @@ class _StepFunction:
                 path: tuple(global_shape(tensor))
                 for path, tensor in (*self.net.named_parameters(), *self.net.named_buffers())
             }
+            whole, _ = state.global_arguments(batch, {}, leaves)
             with inside_engine(), current_state().held():
                 captured = capture_step(
                     self.net,
                     self._named_loss(len(batch)),
                     self.optimizer,
-                    batch,
+                    whole,
                     {},
                     shapes=shapes,
                     with_grads=observer().wants_gradients,
@@ -155,14 +157,15 @@ class _StepFunction:
 
     def _named_loss(self, count: int) -> Loss:
         """The loss with the batch's names as its arguments', for patterns on inputs to match."""
-        names = self._names(count)
-        if any("." in name for name in names):
-            return self.loss
-        scope: dict[str, Any] = {"loss": self.loss}
-        arguments = ", ".join(names)
-        source = f"def named(module, {arguments}):\n    return loss(module, {arguments})\n"
-        exec(source, scope)  # noqa: S102  (names of the user's own arguments)
-        named: Loss = scope["named"]
+
+        def named(module: Any, *batch: Any) -> Any:
+            return self.loss(module, *batch)
+
+        names = ["module", *self._names(count)]
+        if not any("." in name for name in names):
+            kind = inspect.Parameter.POSITIONAL_ONLY
+            parameters = [inspect.Parameter(name, kind) for name in names]
+            named.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return named
 
 

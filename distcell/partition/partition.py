@@ -23,7 +23,7 @@ from distcell.rules.constrain import CONSTRAIN
 from distcell.rules.factors import layout_of, local_op, partial_of
 from distcell.rules.notation import Builder, Call, OpRule
 from distcell.rules.table import find, rule_of, rules_of
-from distcell.sharding.flow import splits_of
+from distcell.sharding.flow import axes_of, splits_of, without_axes
 from distcell.sharding.plan import Plan
 
 
@@ -59,6 +59,7 @@ class _Partitioner:
         self.exported = {output.value for output in plan.graph.outputs}
 
     def run(self) -> Program:
+        self._tie_tangents()
         for item in self.graph.inputs:
             value = self.values[item.value]
             self.emitter.add_value(value, self.goals.get(item.value))
@@ -71,6 +72,15 @@ class _Partitioner:
         graph = without_dead_ops(graph)
         layouts = {n: emitter.layouts[n] for n, v in graph.values.items() if v.is_tensor}
         return Program(self.mesh, graph, layouts)
+
+    def _tie_tangents(self) -> None:
+        """Under `data: local` the gradient of an output comes in as the part that went out."""
+        if self.plan.data != "local":
+            return
+        outputs = {o.path: o.value for o in self.graph.outputs if o.kind == "output"}
+        for item in self.graph.inputs:
+            if item.kind == "tangent":
+                self.goals[item.value] = self._local_output(self.goals[outputs[item.path]])
 
     def place(self, op: Op, rule: OpRule) -> None:
         """Adds one op of the graph to the program."""
@@ -260,7 +270,20 @@ class _Partitioner:
         for item in self.graph.inputs:
             if item.kind in kinds and item.path == output.path:
                 return self._input_layout(item)
+        if output.kind == "output" and self.plan.data == "local":
+            return self._local_output(self._goal(output.value))
         return Layout.of(value.shape)
+
+    def _local_output(self, goal: Layout) -> Layout:
+        """Under `data: local` a rank gets its part: split by the axes that split the inputs."""
+        axes = {
+            axis
+            for item in self.graph.inputs
+            if item.kind == "input"
+            for axis in self.goals[item.value].split_axes
+        }
+        dims = tuple(without_axes(dim, axes_of(dim) - axes) for dim in goal.dims)
+        return canonical(Layout(dims), self.mesh)
 
     def _input_layout(self, item: Input) -> Layout:
         if item.kind == "input" and self.plan.data == "full":

@@ -133,7 +133,8 @@ def _border_sizes(a: Dim, b: Dim) -> list[int] | None:
         if outer % inner:
             return None
         sizes.append(outer // inner)
-    return sizes or [size]
+    is_led_by_one = any(dim[0] == Part(1, dim[0].axes) for dim in (a, b))
+    return [1, *sizes] if is_led_by_one else sizes
 
 
 def _moves(source: Layout, target: Layout, mesh: Mesh) -> list[Step]:
