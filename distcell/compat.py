@@ -199,11 +199,13 @@ def number_guards(mode: FakeTensorMode) -> list[str]:
 
     Needs `ShapeEnv.guards`.
     """
-    import sympy
-
     guards = [] if mode.shape_env is None else [guard.expr for guard in mode.shape_env.guards]
-    zero = (sympy.Eq, sympy.Ne)
-    return [str(g) for g in guards if not (isinstance(g, zero) and any(a == 0 for a in g.args))]
+    zero = ("Equality", "Unequality")  # of sympy
+    return [
+        str(guard)
+        for guard in guards
+        if type(guard).__name__ not in zero or all(side != 0 for side in guard.args)
+    ]
 
 
 def forward_number() -> int:
@@ -228,10 +230,19 @@ def with_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> I
     """A context in which a module's parameters and buffers are other tensors, backward included.
 
     Needs `torch.nn.utils.stateless._reparametrize_module`; `torch.func.functional_call` ends
-    before backward, where a module that checkpoints needs its parameters again.
+    before backward, where a module that checkpoints needs its parameters again. Recurrent layers
+    keep a second list of their parameters, `_flat_weights`.
     """
+    recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
+    kept = [part._flat_weights for part in recurrent]
     with _reparametrize_module(module, tensors):
-        yield
+        for part in recurrent:
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+        try:
+            yield
+        finally:
+            for part, weights in zip(recurrent, kept, strict=True):
+                part._flat_weights = weights
 
 
 @contextmanager
@@ -258,6 +269,20 @@ def checkpoint_as_call() -> Iterator[None]:
     finally:
         checkpoints._checkpoint_without_reentrant_generator = kept[0]
         checkpoints.CheckpointFunction = kept[1]  # type: ignore[misc]
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """A context in which no op is one of oneDNN's own; `torch.backends.mkldnn.flags` warns of tf32.
+
+    Needs `torch._C._get_mkldnn_enabled` and `torch._C._set_mkldnn_enabled`.
+    """
+    kept = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(kept)
 
 
 class Functional:

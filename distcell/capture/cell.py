@@ -160,6 +160,8 @@ def _ready(grad: bool) -> Iterator[None]:
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(compat.checkpoint_as_call())
+        # With oneDNN, recurrent layers would be one op each, which only that library knows.
+        stack.enter_context(compat.without_onednn())
         torch.clear_autocast_cache()  # else a cast weight without values would stay in it
         stack.callback(torch.clear_autocast_cache)
         token = _capturing.set(True)

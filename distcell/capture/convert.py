@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from distcell.capture.rewrites import rewrite
+from distcell.capture.rewrites import INVOLUTIONS, rewrite
 from distcell.capture.trace import Call, Note, Traced
 from distcell.dtype import NAMES
 from distcell.errors import CaptureError
@@ -74,6 +74,12 @@ def _tidy(graph: Graph, constants: dict[str, Tensor]) -> tuple[Graph, dict[str, 
     graph = Graph(kept, graph.ops, graph.outputs, values, borders)
     verify(graph)
     paths = {i.path for i in kept if i.kind == "constant"}
+    for path in paths:
+        if constants[path].requires_grad:
+            raise CaptureError(
+                f"the call uses the tensor `{path}`, which requires a gradient and is no parameter",
+                hint="make it a parameter of the module, or an argument; or detach it",
+            )
     return graph, {path: tensor for path, tensor in constants.items() if path in paths}
 
 
@@ -123,6 +129,7 @@ class _Builder:
         self.results: dict[fx.Node, Any] = {}  # the value's name; a list of names or None
         self._constant_names: dict[int, str] = {}
         self._numbers: dict[tuple[str, tuple[Arg, ...]], str] = {}  # computed once each
+        self._undone: dict[str, tuple[str, Ref]] = {}
 
     def add(self, node: fx.Node) -> None:
         """Adds what one FX node says."""
@@ -189,7 +196,7 @@ class _Builder:
         base = target.split(".")[1].strip("_")
         many = isinstance(made, (list, tuple))
         result = None if many or made is None else describe(base, made)
-        call = rewrite((target, args, kwargs), result, self.values)
+        call = self._twice(target, args) or rewrite((target, args, kwargs), result, self.values)
         if isinstance(call, Ref):
             self.results[node] = call.name
             return
@@ -199,6 +206,8 @@ class _Builder:
         parts = made if isinstance(made, (list, tuple)) else [made]
         names = [None if part is None else self._value(base, part) for part in parts]
         self.results[node] = names if many else names[0]
+        if target in INVOLUTIONS and names[0] is not None:
+            self._undone[names[0]] = (target, args[0])
         if target.startswith("py.") and names[0] is not None:
             self._numbers[target, args] = names[0]
         self.ops.append(
@@ -213,6 +222,13 @@ class _Builder:
                 note.phase,
             )
         )
+
+    def _twice(self, target: str, args: tuple[Arg, ...]) -> Ref | None:
+        """The operand of an op that is done a second time and so undone."""
+        if target not in INVOLUTIONS:
+            return None
+        first = self._undone.get(args[0].name)
+        return first[1] if first is not None and first[0] == target else None
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, fx.Node):

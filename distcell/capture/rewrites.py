@@ -45,6 +45,9 @@ _MADE = {  # target: (what it becomes, how many arguments are kept)
     "aten.eye.m": ("aten.eye.m", 2),
 }
 
+INVOLUTIONS = frozenset({"aten.t.default", "aten.neg.default"})
+"""Ops that, done twice, give the operand back."""
+
 _VIEWS = {
     "aten._unsafe_view.default": "aten.view.default",
     "aten._reshape_alias.default": "aten.view.default",

@@ -448,3 +448,18 @@ def test_borders_survive_functionalisation() -> None:
     assert list(borders) == ["conv", "norm", "relu", "head", ""]
     assert borders["norm"].inputs == borders["conv"].outputs
     assert graph.producers[borders["relu"].outputs[0]].target == "aten.relu.default"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_use_the_parameters_of_the_graph(kind: Any) -> None:
+    torch.manual_seed(0)
+    net, x = kind(3, 4, batch_first=True), torch.randn(2, 5, 3, requires_grad=True)
+    with torch.backends.mkldnn.flags(enabled=False):
+        captured = check(net, x, inputs={"input": x})
+    assert captured.with_gradients[:2] == ("weight_ih_l0", "weight_hh_l0")
+    assert net._flat_weights[0] is net.weight_ih_l0
+
+
+def test_transposing_twice_leaves_no_op() -> None:
+    graph = capture_call(nn.Linear(3, 2), (torch.ones(4, 3),), {}).graph
+    assert [op.target for op in graph.ops].count("aten.t.default") == 2

@@ -186,3 +186,9 @@ def test_writing_into_an_argument_is_an_error() -> None:
 
     with pytest.raises(CaptureError, match=r"writes into its argument `batch\.x`"):
         capture_call(Writes(), ({"x": torch.ones(2)},), {})
+
+
+def test_a_tensor_that_is_no_parameter_and_requires_a_gradient_is_an_error() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with pytest.raises(CaptureError, match="requires a gradient and is no parameter"):
+        capture(lambda cell, y: y * weight)
