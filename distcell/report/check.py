@@ -8,6 +8,7 @@ come.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from distcell.context import LaunchOptions
 from distcell.dtype import DTYPES
 from distcell.engine.observe import PlanEvent
+from distcell.engine.planning import Planned
 from distcell.errors import LaunchError
 from distcell.report.first_plan import no_training_call
 from distcell.report.recorder import Key, Recorder
@@ -83,6 +85,19 @@ class Comparison:
         if difference > self.difference or not self.worst:
             self.difference, self.worst = difference, name
 
+    def add_all(self, ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+        """Compares tensors of the same names."""
+        for name, one in ones.items():
+            if name in others:
+                self.add(name, one, others[name])
+        for where, here, there in (("on one device", ones, others), ("simulated", others, ones)):
+            self.unlike += [f"{name}: {where} alone" for name in here if name not in there]
+
+    def __str__(self) -> str:
+        found = f"{self.kind}: {self.count} compared, apart by {self.difference:.1e} of "
+        found += f"{self.largest:.1e} ({self.relative:.1e}, at most {self.limit:.0e}): {self.worst}"
+        return "\n".join([found, *(f"  {text}" for text in self.unlike)])
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -140,22 +155,23 @@ def check(script: Script, ranks: int, strategy: str | None, *, steps: int = 3) -
     event = next((plan for plan in simulated.plans if plan.trains), None)
     if event is None:
         raise no_training_call(script, simulated.num_calls)
-    precision = precision_of(simulated.plans)
+    precision = precision_of([event.planned for event in simulated.plans])
     found = [comparer.kinds[kind] for kind in KINDS if kind in comparer.kinds]
     for comparison in found:
-        comparison.limit = _limit(comparison.kind, precision)
+        comparison.limit = limit_of(comparison.kind, precision)
     notes = tuple(dict.fromkeys(alone.notes))
     return CheckResult(tuple(found), simulated.num_steps, steps, event, precision, notes)
 
 
-def precision_of(plans: list[PlanEvent]) -> str:
+def precision_of(plans: Sequence[Planned]) -> str:
     """The narrowest floating-point dtype among the values of some plans."""
-    dtypes = {v.dtype for plan in plans for v in plan.planned.plan.graph.values.values()}
+    dtypes = {v.dtype for planned in plans for v in planned.plan.graph.values.values()}
     floats = [d for d in dtypes if d in DTYPES and DTYPES[d].is_floating_point]
     return max(floats, key=lambda name: torch.finfo(DTYPES[name]).eps, default="f64")
 
 
-def _limit(kind: str, precision: str) -> float:
+def limit_of(kind: str, precision: str) -> float:
+    """How far apart tensors of a kind may lie when the network computes in some dtype."""
     limit = LIMITS.get(precision, max(LIMITS.values()))
     return limit * LATER if kind == _LATER_ONES and precision != "f64" else limit
 

@@ -32,6 +32,8 @@ def project(dim: Dim, sizes: Sequence[int], mesh: Mesh) -> list[Dim] | None:
     found: list[Dim] = []
     for size in sizes:
         taken: list[Part] = []
+        if size == 1 and rest and rest[0].size == 1:
+            taken.append(rest.pop(0))  # one element may be split too: all ranks but one hold none
         while size > 1:
             if not rest:
                 return None
