@@ -72,7 +72,7 @@ class _Snapshot:
                 if _holds_fake(item):
                     yield self._left(name)
                     continue
-            if before != after or (name not in self.attributes and after is not None):
+            if (before,) != (after,) or (name not in self.attributes and after is not None):
                 yield self._changed(name, before, item)
 
     def _left(self, name: str) -> CaptureError:

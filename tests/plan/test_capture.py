@@ -217,6 +217,7 @@ def gpt(layers: int = 1, **options: Any) -> Gpt:
     return Gpt(layers, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_gpt_block_with_attention_and_dropout(dropout: float) -> None:
     ids, labels = torch.randint(11, (2, 8)), torch.randint(11, (2, 8))
@@ -270,6 +271,7 @@ class Llama(nn.Module):
         return x + self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+@pytest.mark.slow
 def test_a_llama_block_with_keyword_arguments() -> None:
     torch.manual_seed(0)
     x, mask = torch.randn(2, 6, 16, requires_grad=True), torch.ones(6, 6).tril().bool()
@@ -356,6 +358,7 @@ class Checkpointed(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=self.reentrant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_is_a_plain_call(reentrant: bool) -> None:
     plain = capture_call(Block(dropout=0.5), (torch.ones(2, 4, 16),), {}).graph
@@ -450,6 +453,7 @@ def test_borders_survive_functionalisation() -> None:
     assert graph.producers[borders["relu"].outputs[0]].target == "aten.relu.default"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_use_the_parameters_of_the_graph(kind: Any) -> None:
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ class Inner(nn.Module):
         super().__init__()
         self.linear, self.does = nn.Linear(3, 3), does
         self.calls, self.kept, self.sizes = 0, None, [1, 2]
+        self.unknown = float("nan")
         self.register_buffer("average", torch.zeros(3))
 
     def forward(self, x: Tensor) -> Any:
@@ -156,6 +157,10 @@ def test_random_numbers_that_are_not_torchs_name_the_cell(does: Any, library: st
     message = rf"cell `block\.0` draws a number with Python's `{re.escape(library)}`"
     with pytest.raises(CaptureError, match=message):
         capture(does)
+
+
+def test_a_call_that_changes_nothing_is_captured() -> None:
+    assert capture(lambda cell, y: y * cell.sizes[1]).graph.ops
 
 
 def test_several_attributes_are_told_at_once() -> None:
