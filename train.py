@@ -30,9 +30,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = (layer(x).unflatten(-1, (HEADS, -1)) for layer in (self.q, self.k, self.v))
         q, k, v = (y.transpose(1, 2) for y in heads)
-        return self.o(
-            scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        )
+        y = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -86,7 +85,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--dtype", choices=["f32", "f64"], default="f32")
     args = parser.parse_args()
-
     torch.manual_seed(args.seed)
     draws = torch.Generator().manual_seed(args.seed)  # every rank draws the same batches
     data = torch.tensor(list("\n".join(topics.values()).encode()))
