@@ -240,7 +240,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Border:
-    """The values that enter and leave one call of a Cell."""
+    """The values that enter and leave one call of a Cell; names of dead values are not in the graph."""
 
     cell: str
     inputs: tuple[str, ...]
@@ -371,10 +371,11 @@ def without_dead_ops(graph: Graph, keep: Callable[[Op], bool] = lambda op: False
             ops.append(op)
     names = {i.value for i in graph.inputs} | {name for op in ops for name in op.outputs}
     values = {name: value for name, value in graph.values.items() if name in names}
+    # values of a border that nothing uses stay in it by name, so that the others keep their places
     borders = tuple(
-        Border(b.cell, b.inputs, b.outputs)
-        for b in graph.borders
-        if all(name in names for name in (*b.inputs, *b.outputs))
+        border
+        for border in graph.borders
+        if any(name in names for name in (*border.inputs, *border.outputs))
     )
     return replace(graph, ops=tuple(reversed(ops)), values=values, borders=borders)
 

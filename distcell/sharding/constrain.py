@@ -30,10 +30,10 @@ def constrain_borders(
         if spec is None:
             continue
         for index, one in enumerate(_checked(spec.inputs, border, border.inputs, "inputs")):
-            if one is not None:
+            if one is not None and border.inputs[index] in graph.values:
                 rewriter.constrain_input(place, index, one)
         for index, one in enumerate(_checked(spec.outputs, border, border.outputs, "outputs")):
-            if one is not None:
+            if one is not None and border.outputs[index] in graph.values:
                 rewriter.constrain_output(place, index, one)
     return rewriter.graph(), rewriter.specs
 

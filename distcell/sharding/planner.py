@@ -148,7 +148,7 @@ def _check_even(plan: Plan, where: list[str]) -> None:
                 ways = plan.mesh.extent(part.axes)
                 if part.size % ways == 0:
                     continue
-                divisors = [n for n, s in plan.mesh.axes if part.size % s == 0 and s > 1]
+                divisors = [f"{n}={s}" for n, s in plan.mesh.axes if part.size % s == 0 and s > 1]
                 fits = f"{divisors[0]} divides {part.size}; or " if divisors else ""
                 reason = next((r for r in plan.reasons.get(name, ()) if r.dim == dim), None)
                 raise PlanError(
