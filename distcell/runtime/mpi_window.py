@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from mpi4py import MPI
@@ -17,6 +18,8 @@ _PIECE = 1 << 18  # bytes: what is summed is still in the cache when it is writt
 _HALF = 2 << 20
 _RESERVE = 16 << 20
 _SHARED_MEMORY = "/dev/shm"
+_STARTUP_FILE = "/dev/shm/mpich_shm_"
+_MAPPED = Path("/proc/self/maps")
 
 
 class SharedMemory:
@@ -149,6 +152,23 @@ class SharedStage:
         views[self._memory.index].copy_(x)
         self._memory.meet()
         return views
+
+
+def unlink_startup_files(local: MPI.Intracomm) -> None:
+    """Removes the names of the files that MPICH shares memory through.
+
+    It does so itself, but only at a proper end: a job that is aborted or killed would leave them.
+    All ranks of the host have opened them by now, and nobody else will.
+
+    Args:
+        local: All ranks of this host.
+    """
+    local.Barrier()
+    if local.Get_rank() == 0 and _MAPPED.is_file():
+        lines = _MAPPED.read_text(encoding="utf-8", errors="replace").splitlines()
+        for name in {line.split(maxsplit=5)[-1] for line in lines if _STARTUP_FILE in line}:
+            Path(name).unlink(missing_ok=True)
+    local.Barrier()
 
 
 def _combine_all(parts: Sequence[Tensor], out: Tensor, op: ReduceKind) -> None:

@@ -239,10 +239,12 @@ def _start_mpi(found: RankEnvironment) -> _Session:
     world = World(comm.Get_rank(), comm.Get_size(), local.Get_rank(), local.Get_size(), "mpi")
     if world.size == 1:
         return _Session(world)
+    from distcell.runtime.mpi_collectives import MpiGroups  # importing them initialises MPI
+    from distcell.runtime.mpi_window import unlink_startup_files
+
+    unlink_startup_files(local)
     local_ranks = local.Get_group().Translate_ranks(None, comm.Get_group())
     local.Free()
-    from distcell.runtime.mpi_collectives import MpiGroups  # importing it initialises MPI
-
     groups = MpiGroups(frozenset(local_ranks))
     one_host = world.local_size == world.size
     host = "127.0.0.1" if one_host else socket.gethostname()
