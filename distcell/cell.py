@@ -298,9 +298,9 @@ def call_signature(module: torch.nn.Module) -> inspect.Signature:
 
 
 def _enter_engine(cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    import distcell.engine  # looked up late: the one way from a Cell to the engine
+    from distcell import engine  # looked up late: the one way from a Cell to the engine
 
-    return distcell.engine.call(cell, args, kwargs)
+    return engine.call(cell, args, kwargs)
 
 
 def _call_between_hooks(cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -139,8 +139,8 @@ class MemberExtents(RankArg):
 class Box(RankArg):
     """Which elements of a global tensor the rank holds: (*sizes, *strides, offset), flat.
 
-    There is a size and a stride for each part of each dim, outer to inner. The element (i0, i1, ...)
-    over the parts has the global index offset + sum(i * stride).
+    There is a size and a stride for each part of each dim, outer to inner. The element
+    (i0, i1, ...) over the parts has the global index offset + sum(i * stride).
     """
 
     layout: Layout
@@ -240,7 +240,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Border:
-    """The values that enter and leave one call of a Cell; names of dead values are not in the graph."""
+    """The values that enter and leave one call of a Cell; those that are dead are no values."""
 
     cell: str
     inputs: tuple[str, ...]

@@ -271,7 +271,9 @@ def neutral_element(reduction: str, dtype: torch.dtype) -> float | int | bool:
 
 
 def _combine(a: torch.Tensor, b: torch.Tensor, reduction: str) -> torch.Tensor:
-    return {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[reduction](a, b)
+    if reduction == "sum":
+        return a + b
+    return torch.maximum(a, b) if reduction == "max" else torch.minimum(a, b)
 
 
 def _axes(entry: str | Sequence[str] | None) -> tuple[str, ...]:

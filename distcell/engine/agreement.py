@@ -1,5 +1,7 @@
-"""What all ranks must agree on before a program runs: compared, so that a difference is an error
-that says what differs, not a hang or a wrong result."""
+"""What all ranks must agree on before a program runs.
+
+It is compared, so that a difference is an error that says what differs, not a hang.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
         header = f"{path} {tuple(data.shape)} {data.dtype}"
         total = zlib.crc32(header.encode(), total)
         if data.numel():
-            total = zlib.crc32(data.reshape(-1).view(torch.uint8).numpy(), total)
+            total = zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().tobytes(), total)
     return f"{total:08x}"
 
 

@@ -24,7 +24,7 @@ from distcell.program import Program
 
 @dataclass
 class Context:
-    """What one run of a call takes: parameters and buffers by path, tensors by argument, the key."""
+    """What one run takes: parameters and buffers by path, tensors by argument, the key."""
 
     states: Mapping[str, Tensor]
     inputs: Mapping[str, Tensor]
@@ -47,23 +47,17 @@ class LoadedCall:
             if item.kind == "constant"
         }
         self._grads = {
-            o.path: i
-            for i, o in enumerate(joint.backward.graph.outputs)
-            if o.kind == "grad"
+            o.path: i for i, o in enumerate(joint.backward.graph.outputs) if o.kind == "grad"
         }
 
     def __call__(self, context: Context) -> Any:
         """What the network returns; buffers are updated."""
-        wanted = [
-            path
-            for path in self.with_gradients
-            if _find(context, path).requires_grad
-        ]
+        wanted = [path for path in self.with_gradients if _find(context, path).requires_grad]
         if not wanted or not torch.is_grad_enabled():
             outputs, _ = self.run_forward(context)
             return rebuild(self.loadable.output_spec, outputs)
         leaves = [_find(context, path) for path in wanted]
-        outputs = _Bridge.apply(self, context, wanted, *leaves)
+        outputs = _Bridge.apply(self, context, wanted, *leaves)  # type: ignore[no-untyped-call]
         return rebuild(self.loadable.output_spec, outputs)
 
     def run_forward(self, context: Context) -> tuple[list[Tensor], list[Piece]]:
@@ -100,9 +94,7 @@ class LoadedCall:
             if item.kind == "saved":
                 boxed.append(next(kept))
             elif item.kind == "tangent":
-                boxed.append(
-                    self.backend.enter_tangent(program, item.value, tangents[item.path])
-                )
+                boxed.append(self.backend.enter_tangent(program, item.value, tangents[item.path]))
             else:
                 boxed.append(self._piece(program, item, context))
         made = self._backward(boxed)
@@ -130,7 +122,7 @@ def _find(context: Context, path: str) -> Tensor:
 
 class _Bridge(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, call: LoadedCall, context: Context, wanted: Sequence[str], *leaves: Tensor
     ) -> tuple[Tensor, ...]:
         outputs, saved = call.run_forward(context)
@@ -146,7 +138,7 @@ class _Bridge(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         tangents = {}
         for index, (shape, dtype, device) in ctx.metas.items():
             grad = grads[index]

@@ -29,7 +29,7 @@ ELEMENTWISE = (
     torch.optim.Rprop,
     torch.optim.ASGD,
 )
-"""Optimizers, and their subclasses that keep `step`, whose update looks at one element at a time."""
+"""Optimizers, and subclasses that keep their `step`, which look at one element at a time."""
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
@@ -70,9 +70,7 @@ def check_optimizer(net: torch.nn.Module, optimizer: Optimizer) -> None:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    split = [
-        p for group in optimizer.param_groups for p in group["params"] if layout(p).split_axes
-    ]
+    split = [p for group in optimizer.param_groups for p in group["params"] if layout(p).split_axes]
     if not any(tuple(p.shape) != tuple(global_shape(p)) for p in split):
         return
     if not is_elementwise(optimizer):

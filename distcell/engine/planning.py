@@ -16,7 +16,7 @@ from distcell.passes.comm_fusion import fuse_gradients
 from distcell.program import Program
 from distcell.sharding.plan import Plan
 from distcell.sharding.planner import Annotations, make_plan
-from distcell.strategy import Strategy, resolve_cells, resolve_inputs
+from distcell.strategy import CellRule, Strategy, resolve_cells, resolve_inputs
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def annotations_of(
     )
     paths = [item.path for item in graph.inputs if item.kind == "input"]
     # a tensor inside of an argument (`batch.ids`) goes by its own path or by the argument's name
-    by_name = resolve_inputs(strategy, dict.fromkeys(n for p in paths for n in (p.split(".")[0], p)))
+    by_name = resolve_inputs(
+        strategy, dict.fromkeys(n for p in paths for n in (p.split(".")[0], p))
+    )
     inputs = {p: by_name.get(p, by_name.get(p.split(".")[0])) for p in paths}
     return Annotations(
         params=found.params,
@@ -95,6 +97,6 @@ def annotations_of(
     )
 
 
-def with_rules(strategy: Strategy, rules: Sequence[object]) -> Strategy:
+def with_rules(strategy: Strategy, rules: Sequence[CellRule]) -> Strategy:
     """The strategy with the rules that `Cell.shard` calls declare after its own."""
     return replace(strategy, cells=(*strategy.cells, *rules)) if rules else strategy

@@ -88,7 +88,7 @@ class ParallelState:
         """Plans what `call` would run."""
         given = {**dict(zip(argument_names(cell, len(args)), args, strict=True)), **kwargs}
         _, leaves = flatten(given)
-        key = call_key(cell, given, leaves)
+        key = call_key(cell, args, kwargs)
         if key not in self.prepared:
             self.prepared.add(key)
             self.prepare(cell, args, kwargs, leaves)
@@ -157,9 +157,7 @@ class ParallelState:
         states = [*cell.named_parameters(), *cell.named_buffers()]
         shapes = {path: tuple(global_shape(tensor)) for path, tensor in states}
         with inside_engine():
-            return capture_call(
-                cell, args, kwargs, shapes=shapes, grad=torch.is_grad_enabled()
-            )
+            return capture_call(cell, args, kwargs, shapes=shapes, grad=torch.is_grad_enabled())
 
     def plan(self, cell: Cell, captured: Captured | CapturedStep) -> Planned:
         """The plan of a captured call; parameters that are split already keep their layouts."""
@@ -227,7 +225,7 @@ def global_stand_in(path: str, part: Tensor, strategy: Strategy, mesh: Mesh) -> 
     Raises:
         StrategyError: When the strategy gives the input a number of slices, not axes.
     """
-    spec = strategy.input_spec(path) or strategy.input_spec(path.split(".")[0])
+    spec = strategy.input_spec(path) or strategy.input_spec(path.split(".", maxsplit=1)[0])
     shape = list(part.shape)
     for dim, one in enumerate(spec.dims if spec else ()):
         if one.slices is not None:

@@ -225,7 +225,9 @@ class LoadedStep:
             elif output.kind == "grad":
                 gradients[output.path] = self.backend.leave(program, output.value, piece)
             elif not self.backend.holds_pieces or output.kind == "buffer":
-                self._write(output.kind, output.path, self.backend.leave(program, output.value, piece))
+                self._write(
+                    output.kind, output.path, self.backend.leave(program, output.value, piece)
+                )
         weights = {path: parameter.detach() for path, parameter in self._parameters.items()}
         observer().stepped(StepEvent(self.net, self.optimizer, outputs[0], gradients, weights))
         return rebuild(self.loadable.output_spec, outputs)
@@ -238,9 +240,15 @@ class LoadedStep:
         if item.kind == "random":
             return self.backend.enter(self.program, item.value, givens["key"])
         if item.kind == "input":
-            return self.backend.enter(self.program, item.value, givens["inputs"][item.path].detach())
+            return self.backend.enter(
+                self.program, item.value, givens["inputs"][item.path].detach()
+            )
         held = self._held(item.kind, item.path).detach()
-        return held if self.backend.holds_pieces else self.backend.enter(self.program, item.value, held)
+        return (
+            held
+            if self.backend.holds_pieces
+            else self.backend.enter(self.program, item.value, held)
+        )
 
     def _held(self, kind: str, path: str) -> Tensor:
         if kind == "param":
@@ -271,5 +279,3 @@ class LoadedStep:
                     shape = self.program.local_shape(names[path], rank)
                 device = self._parameters[parameter].device if shape else "cpu"
                 state[name] = torch.full(shape, fill, dtype=DTYPES[dtype], device=device)
-
-

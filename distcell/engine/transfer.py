@@ -42,7 +42,7 @@ class Loadable:
     extra: Any = None
 
 
-class NotSendable(Exception):
+class NotSendableError(Exception):
     """Something in the result of a call has no form that can be sent."""
 
 
@@ -65,7 +65,7 @@ def plan_on_one_rank(collectives: Collectives, make: Callable[[], Loadable]) -> 
         try:
             mine = make()
             message = {"loadable": encode(mine)}
-        except NotSendable:
+        except NotSendableError:
             message = {"each": True}
         except DistcellError as error:
             failure = error
@@ -88,7 +88,7 @@ def _parts(error: DistcellError) -> tuple[list[str], str | None]:
 
 
 def _as_error(content: list[Any]) -> DistcellError:
-    import distcell.errors as errors
+    from distcell import errors
 
     name, message, where, hint = content
     kind = getattr(errors, name, RankMismatchError)
@@ -100,7 +100,7 @@ def encode(loadable: Loadable) -> dict[str, Any]:
     """A loadable as JSON values.
 
     Raises:
-        NotSendable: When the result of the call has a class or a literal that cannot be named.
+        NotSendableError: When the result of the call has a class or a literal that cannot be named.
     """
     return {
         "program": loadable.program.to_json(),
@@ -142,14 +142,14 @@ def encode_spec(spec: Spec) -> Any:
     """The structure of a result as JSON values.
 
     Raises:
-        NotSendable: See `encode`.
+        NotSendableError: See `encode`.
     """
     if isinstance(spec, Slot):
         return {"slot": spec.index}
     if isinstance(spec, Node):
         kind = f"{spec.kind.__module__}:{spec.kind.__qualname__}"
         if _named(kind) is not spec.kind:
-            raise NotSendable(kind)
+            raise NotSendableError(kind)
         keys = [_literal(key) for key in spec.keys]
         return {"node": kind, "keys": keys, "items": [encode_spec(i) for i in spec.items]}
     return {"literal": _literal(spec)}
@@ -170,7 +170,7 @@ def decode_spec(content: Any) -> Spec:
 def _literal(item: Any) -> Any:
     if item is None or isinstance(item, (bool, int, float, str)):
         return item
-    raise NotSendable(repr(item))
+    raise NotSendableError(repr(item))
 
 
 def _named(name: str) -> type | None:

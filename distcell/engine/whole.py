@@ -95,8 +95,8 @@ def local_state_dict(cell: torch.nn.Module) -> dict[str, Tensor]:
 
 def install_state_dict_hooks(cell: Cell) -> None:
     """Makes `state_dict()` give global values and `load_state_dict` take them."""
-    cell.register_state_dict_post_hook(_gather_state)
-    cell.register_load_state_dict_pre_hook(_cut_state)
+    cell.register_state_dict_post_hook(_gather_state)  # type: ignore[no-untyped-call]
+    cell.register_load_state_dict_pre_hook(_cut_state)  # type: ignore[no-untyped-call]
 
 
 def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -120,7 +120,9 @@ def _cut_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> N
         elif tuple(given.shape) != tuple(parameter.shape):
             raise LayoutError(
                 f"the state has `{path}` as {list(given.shape)}",
-                where=[f"global  {list(global_shape(parameter))}     here  {list(parameter.shape)}"],
+                where=[
+                    f"global  {list(global_shape(parameter))}     here  {list(parameter.shape)}"
+                ],
                 hint="load the global value, or this rank's piece",
             )
 
@@ -150,6 +152,7 @@ def clip_grad_norm_(
         >>> clip_grad_norm_([weight], 1.0), weight.grad.norm().round(decimals=4)
         (tensor(5.), tensor(1.))
     """
+    given: list[Tensor]
     if isinstance(parameters, torch.nn.Module):
         given = list(parameters.parameters())
     elif isinstance(parameters, Tensor):
@@ -167,7 +170,7 @@ def _total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """torch's total norm, but of the global gradients: for torch's own clipping functions."""
+    """Torch's total norm, but of the global gradients: for torch's own clipping functions."""
     found = [gradients] if isinstance(gradients, Tensor) else list(gradients)
     owners = {id(p.grad): p for p in _backends if p.grad is not None}
     cut_ones = [(owners[id(g)], g) for g in found if id(g) in owners]
@@ -203,5 +206,3 @@ def _power(gradients: list[Tensor], norm_type: float, like: Tensor) -> Tensor:
 
 
 compat.replace_total_norm(_total_norm)
-
-

@@ -20,7 +20,10 @@ def infer_results(op: Op, operands: Sequence[Value]) -> tuple[tuple[tuple[int, .
         op: The op; `operands` are the values that it uses, in order of the arguments.
     """
     blank = Op(op.target, op.args, op.kwargs).map_refs(lambda name: Ref(""))
-    return _infer(blank, tuple((v.shape, v.dtype) for v in operands))
+    found: tuple[tuple[tuple[int, ...], str], ...] = _infer(
+        blank, tuple((v.shape, v.dtype) for v in operands)
+    )
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -186,7 +186,9 @@ class _Partitioner:
         home = self.homes[name]
         return self.emitter.copy_of(home, self._goal(name)) or home
 
-    def _emit(self, call: Call, rule: OpRule, split: Mapping[str, Dim], kept: tuple[str, ...]) -> None:
+    def _emit(
+        self, call: Call, rule: OpRule, split: Mapping[str, Dim], kept: tuple[str, ...]
+    ) -> None:
         names = self._fetch_operands(call, rule, split, kept)
         local = local_op(call, rule, split)
         uses = iter(names)
@@ -225,7 +227,9 @@ class _Partitioner:
         aliases = iter([self._alias(value, next(fetched)) for value in call.operands])
         tensor_names = {v.name for v in call.operands}
         op = call.op.map_refs(lambda n: Ref(next(aliases) if n in tensor_names else n))
-        lowered = Call(op, tuple(self.values[n] for n in _tensor_names(op, self.values)), call.results)
+        lowered = Call(
+            op, tuple(self.values[n] for n in _tensor_names(op, self.values)), call.results
+        )
         refs = definition.lower(Builder(lambda sub: self._place_sub_op(sub, op)), lowered)
         for value, ref in zip(call.results, refs, strict=True):
             self.homes[value.name] = self.homes[ref.name]

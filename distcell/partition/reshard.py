@@ -7,6 +7,7 @@ left is gathered: shrink first, grow last, so that little data moves.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -72,9 +73,7 @@ def _reshaped(
 def _through_gathered_dims(source: Layout, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
     """Where the parts of a dim do not fall together, that dim is gathered first."""
     pairs = zip(source.dims, target.dims, strict=True)
-    dims = tuple(
-        a if _cut_pair(a, b, mesh) is not None else (Part(_size(a)),) for a, b in pairs
-    )
+    dims = tuple(a if _cut_pair(a, b, mesh) is not None else (Part(_size(a)),) for a, b in pairs)
     between = replace(source.without_partial(), dims=dims)
     return (
         *reshard_steps(source, between, mesh),
@@ -129,7 +128,7 @@ def _border_sizes(a: Dim, b: Dim) -> list[int] | None:
             borders.add(max(inner, 1))
     ordered = sorted(borders | {size}, reverse=True)
     sizes = []
-    for outer, inner in zip(ordered, ordered[1:], strict=False):
+    for outer, inner in itertools.pairwise(ordered):
         if outer % inner:
             return None
         sizes.append(outer // inner)

@@ -123,9 +123,7 @@ class _Flow:
 
 
 @lru_cache(maxsize=65536)
-def flow(
-    rule: OpRule, tensors: tuple[Tensor, ...], mesh: Mesh, mode: Mode
-) -> tuple[Change, ...]:
+def flow(rule: OpRule, tensors: tuple[Tensor, ...], mesh: Mesh, mode: Mode) -> tuple[Change, ...]:
     """The tensors of an op (operands, then results) whose layouts grow, in order."""
     state = _Flow(rule, tensors, mesh)
     claims = state.claims()
@@ -175,9 +173,7 @@ def without_axes(dim: Dim, axes: Iterable[str]) -> Dim:
     gone = set(axes)
     if not gone & axes_of(dim):
         return dim
-    return merge_parts(
-        [replace(p, axes=tuple(a for a in p.axes if a not in gone)) for p in dim]
-    )
+    return merge_parts([replace(p, axes=tuple(a for a in p.axes if a not in gone)) for p in dim])
 
 
 @lru_cache(maxsize=65536)

@@ -93,9 +93,7 @@ def _seeds(
         what = f"a value at the border of `{graph.producers[name].cell or 'the net'}`"
         read[name] = _read(spec, graph.values[name].shape, what, reader)
     return {
-        name: Seed(
-            layout if source == "fixed" else reader.final(layout), closed, source
-        )
+        name: Seed(layout if source == "fixed" else reader.final(layout), closed, source)
         for name, (layout, closed, source) in read.items()
     }
 
@@ -161,5 +159,3 @@ def _check_even(plan: Plan, where: list[str]) -> None:
                     ],
                     hint=f"{fits}remove `uneven: false`",
                 )
-
-

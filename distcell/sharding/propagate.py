@@ -192,5 +192,6 @@ def _unknown_ops(graph: Graph) -> Iterable[Note]:
             yield Note(
                 "no rule",
                 op.target,
-                f"{op.target} in {where} ({op.source}) has no rule: it runs replicated, {size} bytes",
+                f"{op.target} in {where} ({op.source}) has no rule: "
+                f"it runs replicated, {size} bytes",
             )
