@@ -7,7 +7,9 @@ its key is the same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from distcell.capture.watch import SCALARS
 _SCALARS = frozenset(SCALARS)
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 _SEQUENCES = (tuple, list)
+_FUNCTIONS = frozenset((FunctionType, BuiltinFunctionType, MethodType))
 
 
 def call_key(
@@ -25,8 +28,9 @@ def call_key(
 ) -> Hashable:
     """A value that differs whenever `capture_call` could give another graph.
 
-    It holds shapes and dtypes of all tensors, the other arguments, `training` and the scalar
-    attributes of every submodule, what requires gradients, grad mode and autocast.
+    It holds shapes and dtypes of all tensors, the other arguments, `training` and those attributes
+    of every submodule that are scalars or functions, what requires gradients, grad mode and
+    autocast.
 
     Args:
         module: The module that is called.
@@ -68,6 +72,9 @@ def module_key(module: nn.Module) -> Hashable:
                 kind = type(item)
                 if kind in _SCALARS:
                     found.append((name, kind, item))  # 1 == 1.0 == True, and they differ
+                elif kind in _FUNCTIONS:
+                    # an activation, say; weakly, for it may hold the module that keeps the key
+                    found.append((name, ref(item)))
                 elif kind in _SEQUENCES or isinstance(item, Tensor):
                     found.append((name, _attribute_key(item)))
         for name, parameter in part._parameters.items():

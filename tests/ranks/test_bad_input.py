@@ -1,0 +1,105 @@
+"""What a user may do wrong on real ranks: the same clear error on each of them, and no hang.
+
+Run with `mpirun -n 2 python -m pytest --with-mpi tests/ranks/test_bad_input.py`, and on 4 ranks.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distcell as dc
+import distcell.random
+from distcell.errors import DataError, DistcellError, OptimizerStateError, RankMismatchError
+from distcell.runtime import world
+from tests import models
+from tests.training import launched, on_ranks
+
+pytestmark = pytest.mark.mpi
+
+
+def parallel_mlp() -> torch.nn.Module:
+    world.init()
+    torch.manual_seed(0)
+    distcell.random.seed(0)
+    return dc.parallelize(models.mlp())
+
+
+BATCH = models.vector_batches(1)[0]
+
+
+def step_with_gradients_of_ones(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_an_optimizer_with_state_of_the_whole_weights_is_refused() -> None:
+    net = parallel_mlp()
+    optimizer = torch.optim.Adam(net.parameters(), fused=True)
+    step_with_gradients_of_ones(net, optimizer)
+    with launched(on_ranks("tensor")), pytest.raises(OptimizerStateError) as caught:
+        net(*BATCH).backward()
+        optimizer.step()
+    assert "`exp_avg` of" in caught.value.message
+    assert "[64, 16]" in caught.value.message
+    assert "first call" in (caught.value.hint or "")
+
+
+def test_an_optimizer_without_state_stays_valid() -> None:
+    net = parallel_mlp()
+    optimizer = torch.optim.Adam(net.parameters())
+    with launched(on_ranks("tensor")):
+        net(*BATCH).backward()
+        optimizer.step()
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_weights_with_gradients_of_the_whole_are_refused() -> None:
+    net = parallel_mlp()
+    net.layers[0].up.weight.grad = torch.ones(64, 16)
+    with launched(on_ranks("tensor")), pytest.raises(OptimizerStateError) as caught:
+        net(*BATCH)
+    assert "`layers.0.up.weight` has a gradient of its global shape" in caught.value.message
+
+
+def test_an_optimizer_that_looks_at_whole_matrices_is_refused_on_slices() -> None:
+    net = parallel_mlp()
+    optimizer = torch.optim.Adafactor(net.parameters())
+    with launched(on_ranks("tensor")), pytest.raises(OptimizerStateError, match="Adafactor"):
+        net(*BATCH).backward()
+        optimizer.step()
+
+
+def test_other_data_on_each_rank_is_refused() -> None:
+    net, me = parallel_mlp(), world.init()
+    batch = models.vector_batches(1, seed=me.rank)[0]
+    with launched(on_ranks("data")), pytest.raises(DistcellError) as caught:
+        net(*batch)
+    assert isinstance(caught.value, DataError | RankMismatchError)
+    assert "inputs" in str(caught.value)
+    assert "data: local" in (caught.value.hint or "")
+
+
+def test_other_weights_on_each_rank_are_refused() -> None:
+    world.init()
+    torch.manual_seed(world.init().rank)
+    net = dc.parallelize(models.mlp())
+    torch.manual_seed(0)
+    with launched(on_ranks("data")), pytest.raises(RankMismatchError, match="parameters"):
+        net(*BATCH)
+
+
+def test_other_seeds_are_refused() -> None:
+    net = parallel_mlp()
+    torch.manual_seed(world.init().rank)
+    with launched(on_ranks("data")), pytest.raises(RankMismatchError, match="seed"):
+        net(*BATCH)
+
+
+def test_another_strategy_on_each_rank_is_refused() -> None:
+    net, me = parallel_mlp(), world.init()
+    strategy = "data" if me.rank == 0 else "tensor"
+    with launched(on_ranks(strategy)), pytest.raises(RankMismatchError, match="strategy"):
+        net(*BATCH)
