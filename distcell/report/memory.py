@@ -1,4 +1,7 @@
-"""What a step holds on each rank: by liveness of the program that the rank runs."""
+"""What a step holds on each rank: by liveness of the program that the rank runs.
+
+A reshape counts as a view. Where the strides make it copy, the figures are a little off.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ def _reshards(reshards: Sequence[Reshard]) -> Table:
         reason, _, place = one.consumer.partition(" in ")
         kind, _, path = reason.partition(" ")
         if path:  # what leaves the program: `grad blocks.0.mlp.up.weight`
-            reason, place = _LEAVES.get(kind, kind), path
+            reason = _LEAVES.get(kind, kind)
+            place = "the net" if kind == "output" else path
         lines.append((place, (one.source, one.target, ", ".join(one.kinds), reason)))
     rows = []
     for place, count, (source, target, kinds, consumer) in fold(lines):

@@ -17,9 +17,9 @@ from torch.optim.optimizer import (
 from distcell.cell import Cell
 from distcell.engine.observe import Observer, PlanEvent, StepEvent, Stop
 
-LEAST_EPS = 1e-5
-"""What Adam's `eps` and its like are raised to in single precision: below it the rounding noise of
-a gradient that is zero becomes a whole step of the weight."""
+LEAST_EPS = 1e-3
+"""What Adam's `eps` and its like are raised to in single precision. A gradient that is zero but for
+rounding (of a bias before a batch norm, of a key's bias) would else become a step of the weight."""
 
 
 class Key(NamedTuple):
@@ -170,5 +170,5 @@ class Recorder(Observer):
                 group["eps"] = LEAST_EPS
                 self.notes.append(
                     f"{type(optimizer).__name__} had eps={eps:g}; both runs used {LEAST_EPS:g}, "
-                    "for below it the rounding noise of zero gradients moves weights"
+                    "for with less the rounding noise of zero gradients moves weights"
                 )

@@ -109,6 +109,7 @@ class Script:
     def _fresh_start(self, path: str) -> Iterator[None]:
         """A context in which the process looks to the script as if it had just begun."""
         argv, modules, folders = sys.argv, set(sys.modules), list(sys.path)
+        environment, default = dict(os.environ), torch.get_default_dtype()
         sys.argv = [self.path, *self.arguments]
         sys.path.insert(0, str(Path(path).parent))
         for name, value in _ENVIRONMENT.items():
@@ -118,12 +119,13 @@ class Script:
         random.seed(self.seed)
         np.random.seed(self.seed)
         distcell.random.seed(None)
-        default = torch.get_default_dtype()
         try:
             yield
         finally:
             torch.set_default_dtype(default)
             torch.set_grad_enabled(True)
+            os.environ.clear()
+            os.environ.update(environment)
             sys.argv, sys.path[:] = argv, folders
             _forget(set(sys.modules) - modules, Path(path).parent)
 
