@@ -197,6 +197,17 @@ class Cell(torch.nn.Module):
         refresh_names(self)
         yield from self.named_parameters(name_prefix, expand)
 
+    def get_parameters(self, expand: bool = True) -> Iterator[torch.nn.Parameter]:
+        """Yields the parameters; tied ones once.
+
+        Args:
+            expand: whether parameters of children are among them.
+
+        >>> list(Cell().get_parameters())
+        []
+        """
+        yield from (param for _, param in self.parameters_and_names(expand=expand))
+
     def trainable_params(self, recurse: bool = True) -> list[torch.nn.Parameter]:
         """Returns the parameters that are trained, in the order of their definition.
 
