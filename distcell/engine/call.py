@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from distcell.capture.tree import rebuild
 from distcell.engine.backend import Backend, Piece
@@ -32,10 +33,29 @@ class Context:
 
 
 class LoadedCall:
-    """A call of the network under a plan, as one or all ranks run it."""
+    """A call of the network under a plan, as one or all ranks run it.
 
-    def __init__(self, loadable: Loadable, backend: Backend) -> None:
-        self.loadable, self.backend = loadable, backend
+    Note: absent gradients. Where the user's loss leaves an output out (the logits beside a loss),
+    backward for it would be work with zeros. The first time it is done so; from then on a program
+    is used that was captured for the gradients that come in (`special`). Should others come in all
+    the same, forward is run again with the program that takes all of them.
+
+    Args:
+        loadable: The program and what goes with it.
+        backend: Where it runs.
+        general: The same call for all gradients, when this one is for some only.
+    """
+
+    def __init__(
+        self, loadable: Loadable, backend: Backend, general: LoadedCall | None = None
+    ) -> None:
+        self.loadable, self.backend, self.general = loadable, backend, general
+        self.special: LoadedCall | None = None
+        # which gradients came in last, and which a special call was made for
+        self.present: tuple[bool, ...] | None = None
+        self.wanted: tuple[bool, ...] | None = None
+        taking = general or self
+        self.differentiable = taking.loadable.differentiable
         joint = split_forward_backward(loadable.program)
         self.with_gradients = [o.path for o in loadable.program.graph.outputs if o.kind == "grad"]
         self.forward_program, self.backward_program = joint.forward, joint.backward
@@ -46,6 +66,9 @@ class LoadedCall:
             for item in joint.forward.graph.inputs
             if item.kind == "constant"
         }
+        self.tangents = frozenset(
+            i.path for i in loadable.program.graph.inputs if i.kind == "tangent"
+        )
         self._grads = {
             o.path: i for i, o in enumerate(joint.backward.graph.outputs) if o.kind == "grad"
         }
@@ -60,8 +83,15 @@ class LoadedCall:
         outputs = _Bridge.apply(self, context, wanted, *leaves)  # type: ignore[no-untyped-call]
         return rebuild(self.loadable.output_spec, outputs)
 
-    def run_forward(self, context: Context) -> tuple[list[Tensor], list[Piece]]:
-        """The outputs as the user sees them, and what backward needs."""
+    def run_forward(
+        self, context: Context, *, write: bool = True
+    ) -> tuple[list[Tensor], list[Piece]]:
+        """The outputs as the user sees them, and what backward needs.
+
+        Args:
+            context: What goes in.
+            write: Whether buffers get their new values.
+        """
         program = self.forward_program
         boxed = [self._piece(program, item, context) for item in program.graph.inputs]
         made = self._forward(boxed)
@@ -72,7 +102,7 @@ class LoadedCall:
                 outputs.append(self.backend.leave(program, output.value, piece))
             elif output.kind == "saved":
                 saved.append(piece)
-            else:
+            elif write:
                 new = self.backend.leave(program, output.value, piece)
                 old = context.states[output.path]
                 if new is not old:
@@ -126,24 +156,33 @@ class _Bridge(torch.autograd.Function):
         ctx: Any, call: LoadedCall, context: Context, wanted: Sequence[str], *leaves: Tensor
     ) -> tuple[Tensor, ...]:
         outputs, saved = call.run_forward(context)
-        ctx.call, ctx.context, ctx.wanted, ctx.saved = call, context, wanted, saved
-        differentiable = set(call.loadable.differentiable)
+        ctx.call, ctx.context, ctx.wanted, ctx.saved = call, context, wanted, [saved]
+        takes = set(call.differentiable)
         ctx.metas = {
-            i: (tuple(t.shape), t.dtype, t.device)
-            for i, t in enumerate(outputs)
-            if i in differentiable
+            i: (tuple(t.shape), t.dtype, t.device) for i, t in enumerate(outputs) if i in takes
         }
-        ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in differentiable))
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(outputs) if i not in takes))
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if not ctx.saved:
+            raise RuntimeError(
+                "backward through a parallel network a second time: what it had saved is freed"
+            )
+        call, saved = ctx.call, ctx.saved.pop()
+        given = {str(i) for i in ctx.metas if grads[i] is not None}
+        (call.general or call).present = tuple(str(i) in given for i in ctx.metas)
+        if not given <= call.tangents:
+            call = call.general
+            _, saved = call.run_forward(ctx.context, write=False)
         tangents = {}
         for index, (shape, dtype, device) in ctx.metas.items():
             grad = grads[index]
-            tangents[str(index)] = (
-                torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
-            )
-        found = ctx.call.run_backward(ctx.context, ctx.saved, tangents)
+            if str(index) in call.tangents:
+                zeros = torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+                tangents[str(index)] = zeros
+        found = call.run_backward(ctx.context, saved, tangents)
         return (None, None, None, *(found.get(path) for path in ctx.wanted))

@@ -80,6 +80,8 @@ class ParallelState:
             while len(self.calls) > MAX_CALLS:
                 self.calls.popitem(last=False)
         self.calls.move_to_end(key)
+        if torch.is_grad_enabled():
+            loaded = self._special(loaded, cell, args, kwargs) or loaded
         states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
         random_key = current_state().next_key(training=cell.training)
         return loaded(Context(states, leaves, random_key))
@@ -99,13 +101,43 @@ class ParallelState:
         loadable = self.prepare(cell, args, kwargs, leaves)
         return LoadedCall(loadable, self.backend_for(loadable.program.mesh, cell))
 
+    def _special(
+        self, loaded: LoadedCall, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> LoadedCall | None:
+        """The call for the gradients that came in last time, when these were not all."""
+        present = loaded.present
+        if present is None or all(present) or not any(present):
+            return None
+        if loaded.special is None or loaded.special.wanted != present:
+            _, leaves = flatten((tuple(args), dict(kwargs)))
+            loadable = self.prepare(cell, args, kwargs, leaves, present=present)
+            backend = self.backend_for(loadable.program.mesh, cell)
+            loaded.special = LoadedCall(loadable, backend, loaded)
+            loaded.special.wanted = present
+        return loaded.special
+
     def prepare(
-        self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
+        self,
+        cell: Cell,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        leaves: Leaves,
+        *,
+        present: tuple[bool, ...] | None = None,
     ) -> Loadable:
-        """Plans a call that is new. On real ranks one of them plans, after all have agreed."""
+        """Plans a call that is new. On real ranks one of them plans, after all have agreed.
+
+        Args:
+            cell: The outermost Cell.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            leaves: The tensors among them by path.
+            present: Which outputs gradients come in for; None: all.
+        """
 
         def make() -> Loadable:
-            captured = self.capture(cell, *self.global_arguments(args, kwargs, leaves))
+            whole = self.global_arguments(args, kwargs, leaves)
+            captured = self.capture(cell, *whole, present=present)
             self.planned = self.plan(cell, captured)
             return Loadable(
                 self.planned.program,
@@ -152,12 +184,26 @@ class ParallelState:
                 facts["inputs"] = fingerprint(leaves)
         return facts
 
-    def capture(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    def capture(
+        self,
+        cell: Cell,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        present: tuple[bool, ...] | None = None,
+    ) -> Captured:
         """The call as a graph at global shapes."""
         states = [*cell.named_parameters(), *cell.named_buffers()]
         shapes = {path: tuple(global_shape(tensor)) for path, tensor in states}
         with inside_engine():
-            return capture_call(cell, args, kwargs, shapes=shapes, grad=torch.is_grad_enabled())
+            return capture_call(
+                cell,
+                args,
+                kwargs,
+                shapes=shapes,
+                grad=torch.is_grad_enabled(),
+                gradients_present=present,
+            )
 
     def plan(self, cell: Cell, captured: Captured | CapturedStep) -> Planned:
         """The plan of a captured call; parameters that are split already keep their layouts."""

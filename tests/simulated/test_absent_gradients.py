@@ -1,0 +1,70 @@
+"""Outputs that the user's loss leaves out: their gradients are absent, not wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import distcell as dc
+from distcell import random as dc_random
+from distcell.context import LaunchOptions, set_launch
+
+SIMULATED = LaunchOptions(mode="simulate", ranks=4, strategy="data")
+
+
+class Net(nn.Module):
+    """Returns a loss and what it was computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.down(torch.tanh(self.norm(self.up(x))))
+        return {"loss": (logits**2).mean(), "logits": logits}
+
+
+def _train(options: LaunchOptions, with_logits: list[bool]) -> dict[str, Tensor]:
+    set_launch(options)
+    torch.manual_seed(0)
+    dc_random.seed(0)
+    net = dc.parallelize(Net().double())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    data = torch.Generator().manual_seed(1)
+    try:
+        for uses in with_logits:
+            result = net(torch.randn(12, 8, generator=data, dtype=torch.float64))
+            loss = result["loss"] + (result["logits"].pow(3).mean() if uses else 0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        set_launch(LaunchOptions())
+    return {name: value.double() for name, value in net.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "with_logits",
+    [[False] * 3, [False, False, True, True], [True, False, False, True, False]],
+    ids=["never", "later", "now and then"],
+)
+def test_training_is_that_of_one_device_whichever_gradients_come_in(
+    with_logits: list[bool],
+) -> None:
+    reference = _train(LaunchOptions(), with_logits)
+    found = _train(SIMULATED, with_logits)
+    for name, value in reference.items():
+        assert torch.allclose(found[name], value, rtol=0, atol=1e-10), name
+
+
+def test_a_second_backward_is_refused() -> None:
+    set_launch(SIMULATED)
+    try:
+        net = dc.parallelize(Net().double())
+        loss = net(torch.ones(12, 8, dtype=torch.float64))["loss"]
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="a second time"):
+            loss.backward()
+    finally:
+        set_launch(LaunchOptions())
