@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from sys import modules as _modules
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from distcell import nn as nn
 from distcell import ops as ops
@@ -22,6 +25,14 @@ from distcell.parameter import layout as layout
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from distcell.engine import clip_grad_norm_ as clip_grad_norm_
+    from distcell.engine import compile_step as compile_step
+    from distcell.engine import local_state_dict as local_state_dict
+    from distcell.testing import plan as plan
+    from distcell.testing import simulate as simulate
+
+# The engine is heavy: who only defines a model does not wait for it.
 _LATE = {
     "clip_grad_norm_": "distcell.engine",
     "compile_step": "distcell.engine",
@@ -32,10 +43,17 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    # The engine is heavy; who only defines a model does not wait for it.
-    if name not in _LATE:
-        hint = _did_you_mean(name, [*_LATE, *(n for n in globals() if not n.startswith("_"))])
-        raise AttributeError(f"distcell has no `{name}`; {hint}")
-    from importlib import import_module
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
+    known = [*_LATE, *(each for each in globals() if not each.startswith("_"))]
+    raise AttributeError(f"distcell has no `{name}`; {_did_you_mean(name, known)}")
 
-    return getattr(import_module(_LATE[name]), name)
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system would put the subpackage `simulate` over the function of that name.
+        if not (name in _LATE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+_modules[__name__].__class__ = _Package
