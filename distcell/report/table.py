@@ -55,7 +55,12 @@ def show(blocks: Sequence[Block], stream: TextIO) -> None:
             console.print(Text(render([block])))
             console.print()
             continue
-        drawn = RichTable(title=block.title, title_justify="left", title_style="bold")
+        drawn = RichTable(
+            title=block.title,
+            title_justify="left",
+            title_style="bold",
+            show_header=any(head.lstrip(">") for head in block.columns),
+        )
         for head in block.columns:
             drawn.add_column(head.lstrip(">"), justify="right" if head.startswith(">") else "left")
         for row in block.rows:
@@ -71,7 +76,7 @@ def _plain(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(heads, *table.rows, strict=True)]
     numbers = [head.startswith(">") for head in table.columns]
     lines = [table.title]
-    for row in (heads, *table.rows):
+    for row in (heads, *table.rows) if any(heads) else table.rows:
         cells = zip(row, widths, numbers, strict=True)
         text = "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in cells)
         lines.append(f"  {text}".rstrip())

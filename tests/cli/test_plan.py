@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from distcell.__main__ import main
 from distcell.report.command_line import flags
 from distcell.report.figures import Spread, human
 from distcell.report.fold import fold
-from distcell.report.table import Table, render
+from distcell.report.table import Table, render, show
 
 ROOT = Path(__file__).parents[2]
 
@@ -266,6 +267,24 @@ def test_a_table_without_rows_says_so_in_a_line() -> None:
     assert render([Table("reshards", ("a", "b"), ())]) == "reshards: none"
     assert [human(1023), human(1024), human(5 << 40)] == ["1023 B", "1.0 KiB", "5.0 TiB"]
     assert Spread(1, 1, 0).is_even
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_tables_are_drawn_and_elsewhere_they_are_plain() -> None:
+    blocks = ["mesh dp=2", Table("sizes", ("name", ">bytes"), (("[32@tp, 8]", "12"),))]
+    blocks.append(Table("notes", ("",), (("a note",),)))
+    plain, drawn = io.StringIO(), Terminal()
+    show(blocks, plain)
+    show(blocks, drawn)
+    assert plain.getvalue() == (
+        "mesh dp=2\n\nsizes\n  name        bytes\n  [32@tp, 8]     12\n\nnotes\n  a note\n"
+    )
+    assert "[32@tp, 8] │    12" in drawn.getvalue()
+    assert "mesh dp=2" in drawn.getvalue()
 
 
 @pytest.mark.slow
