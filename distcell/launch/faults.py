@@ -91,10 +91,10 @@ def _leave(code: int) -> int:
         report_once(store, text, cause=f"exit code {code}")
         world.abort(code)
     sys.stdout.flush()
+    store.set(f"left/{here.rank}", "yes")
     # Rank 0 may hold the store, and MPI wants all ranks to be done: nobody goes before the others.
     if store.add("left/count", 1) == here.size:
         store.set("left/all", "yes")
-    store.set(f"left/{here.rank}", "yes")
     store.wait(["left/all"], _NEVER)
     return 0
 

@@ -80,10 +80,12 @@ class Watchdog(threading.Thread):
         found: list[dict[str, Any] | None] = [None] * size
         while None in found and time.monotonic() < deadline:
             for rank in range(size):
-                if found[rank] is None and self._store.check([f"stall/{rank}"]):
-                    found[rank] = json.loads(self._store.get(f"stall/{rank}"))
-                elif found[rank] is None and self._store.check([f"left/{rank}"]):
+                if found[rank] is not None:
+                    continue
+                if self._store.check([f"left/{rank}"]):  # first: its watchdog answers too
                     found[rank] = {"left": True}
+                elif self._store.check([f"stall/{rank}"]):
+                    found[rank] = json.loads(self._store.get(f"stall/{rank}"))
             time.sleep(0.05)
         return found
 
