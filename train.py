@@ -111,7 +111,7 @@ def main() -> None:
             if is_first and not is_drawn and (step % 20 == 0 or step in (1, args.steps)):
                 print(text, flush=True)
             print(json.dumps({"step": step, "loss": loss.item()}), file=metrics, flush=True)
-    text = sample(model, "The ", 160, draws)
+    text = sample(model, "The ", 120, draws)
     if is_first:
         print(text)
 
