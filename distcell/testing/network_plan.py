@@ -114,7 +114,8 @@ class NetworkPlan:
         """
         graph, layouts = self.planned.plan.graph, self.planned.plan.layouts
         name = tied_paths(self.net).get(path, path)
-        found = [item.value for item in graph.inputs if item.path == name]
+        kinds = ("param", "buffer", "input")  # the path of an incoming gradient is a number
+        found = [i.value for i in graph.inputs if i.path == name and i.kind in kinds]
         found = found or list(self._border(path)[1]) or [n for n in (path,) if n in layouts]
         if len(found) == 1:
             return layouts[found[0]]
