@@ -133,6 +133,25 @@ class LoadedCall:
             for path, index in self._grads.items()
         }
 
+    def versions(self, context: Context) -> dict[str, int]:
+        """How often each tensor that backward will read has been written into."""
+        kinds = {"param", "buffer", "input"}
+        paths = [i.path for i in self.backward_program.graph.inputs if i.kind in kinds]
+        return {path: _find(context, path)._version for path in paths}
+
+    def check_unchanged(self, context: Context, versions: Mapping[str, int]) -> None:
+        """Checks that nothing which backward reads was written into since forward.
+
+        Raises:
+            RuntimeError: When something was, as torch does.
+        """
+        changed = [path for path, v in versions.items() if _find(context, path)._version != v]
+        if changed:
+            raise RuntimeError(
+                f"`{changed[0]}` was changed in place between forward and backward, "
+                "which needs its value"
+            )
+
     def _piece(self, program: Program, item: Input, context: Context) -> Piece:
         if item.kind == "constant":
             return self._constants[item.value]
@@ -157,6 +176,7 @@ class _Bridge(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outputs, saved = call.run_forward(context)
         ctx.call, ctx.context, ctx.wanted, ctx.saved = call, context, wanted, [saved]
+        ctx.versions = call.versions(context)
         takes = set(call.differentiable)
         ctx.metas = {
             i: (tuple(t.shape), t.dtype, t.device) for i, t in enumerate(outputs) if i in takes
@@ -173,6 +193,7 @@ class _Bridge(torch.autograd.Function):
                 "backward through a parallel network a second time: what it had saved is freed"
             )
         call, saved = ctx.call, ctx.saved.pop()
+        call.check_unchanged(ctx.context, ctx.versions)
         given = {str(i) for i in ctx.metas if grads[i] is not None}
         (call.general or call).present = tuple(str(i) in given for i in ctx.metas)
         if not given <= call.tangents:

@@ -68,3 +68,16 @@ def test_a_second_backward_is_refused() -> None:
             loss.backward()
     finally:
         set_launch(LaunchOptions())
+
+
+def test_a_parameter_that_changes_between_forward_and_backward_is_refused() -> None:
+    set_launch(SIMULATED)
+    try:
+        net = dc.parallelize(Net().double())
+        loss = net(torch.ones(12, 8, dtype=torch.float64))["loss"]
+        with torch.no_grad():
+            net.down.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="`down.weight` was changed in place"):
+            loss.backward()
+    finally:
+        set_launch(LaunchOptions())
