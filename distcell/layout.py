@@ -112,6 +112,10 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
+        # the hash that is kept is not that of another process
+        return Layout, (self.dims, self.partial, self.reduction)
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.dims, self.partial, self.reduction))

@@ -45,6 +45,10 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Mesh], tuple[object, ...]]:
+        # the hash that is kept is not that of another process
+        return Mesh, (self.axes,)
+
     @cached_property
     def _hash(self) -> int:
         return hash(self.axes)

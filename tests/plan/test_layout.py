@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
@@ -60,6 +62,13 @@ def test_the_canonical_form_says_the_same(layout: Layout) -> None:
     whole = torch.arange(float(torch.Size(layout.shape).numel())).reshape(layout.shape)
     for rank in range(MESH.size):
         assert torch.equal(short.shard(whole, MESH, rank), layout.shard(whole, MESH, rank))
+
+
+def test_a_pickled_layout_does_not_bring_the_hash_of_its_process() -> None:
+    layout = Layout.parse("[8@dp, 4]")
+    assert hash(layout) == hash(Layout.parse("[8@dp, 4]"))
+    assert b"_hash" not in pickle.dumps((layout, MESH))
+    assert pickle.loads(pickle.dumps((layout, MESH))) == (layout, MESH)
 
 
 def test_slices_and_replicas_are_those_of_mindspore() -> None:
