@@ -19,7 +19,7 @@ from distcell.capture.watch import SCALARS
 
 _SCALARS = frozenset(SCALARS)
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
-_SEQUENCES = (tuple, list)
+_CONTAINERS = (tuple, list, dict)
 _FUNCTIONS = frozenset((FunctionType, BuiltinFunctionType, MethodType))
 
 
@@ -75,7 +75,7 @@ def module_key(module: nn.Module) -> Hashable:
                 elif kind in _FUNCTIONS:
                     # an activation, say; weakly, for it may hold the module that keeps the key
                     found.append((name, ref(item)))
-                elif kind in _SEQUENCES or isinstance(item, Tensor):
+                elif kind in _CONTAINERS or isinstance(item, Tensor):
                     found.append((name, _attribute_key(item)))
         for name, parameter in part._parameters.items():
             if parameter is not None:  # which modules share one is told by its id
@@ -93,10 +93,18 @@ def module_key(module: nn.Module) -> Hashable:
 
 
 def _attribute_key(item: Any) -> Hashable:
-    """A plain tensor counts as a constant of the graph until it is written; lists by content."""
+    """A plain tensor counts as a constant of the graph until it is written; lists and dicts by
+    their scalars."""
     if isinstance(item, Tensor):
         return (id(item), item._version)
-    return tuple([(type(part), part) for part in item if type(part) in _SCALARS])
+    parts = item.items() if isinstance(item, dict) else enumerate(item)
+    return tuple(
+        [
+            (name, type(part), part if type(part) in _SCALARS else _attribute_key(part))
+            for name, part in parts
+            if type(part) in _SCALARS or type(part) in _CONTAINERS
+        ]
+    )
 
 
 def _tensor_key(tensor: Tensor) -> tuple[Hashable, ...]:

@@ -179,7 +179,9 @@ class ParallelState:
             "call": f"{shapes} training={cell.training}",
         }
         if not self.layouts and not any(map(is_lazy, cell.parameters())):
-            facts["parameters"] = fingerprint(dict(cell.named_parameters()))
+            facts["parameters"] = fingerprint(
+                {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+            )
             if self.strategy.data == "full":
                 facts["inputs"] = fingerprint(leaves)
         return facts

@@ -108,6 +108,8 @@ def _cut_pair(a: Dim, b: Dim, mesh: Mesh) -> tuple[Dim, Dim] | None:
     """The parts of two splits of one dim, cut so that they have the same sizes."""
     if a == b:
         return a, b
+    if _size(a) == 0:  # no elements: how the parts nest makes no difference
+        return _one_part(a), _one_part(b)
     sizes = _border_sizes(a, b)
     if sizes is None:
         return None
@@ -115,6 +117,10 @@ def _cut_pair(a: Dim, b: Dim, mesh: Mesh) -> tuple[Dim, Dim] | None:
     if left is None or right is None or any(len(d) != 1 for d in (*left, *right)):
         return None
     return tuple(d[0] for d in left), tuple(d[0] for d in right)
+
+
+def _one_part(dim: Dim) -> Dim:
+    return (Part(0, tuple(axis for part in dim for axis in part.axes)),)
 
 
 def _border_sizes(a: Dim, b: Dim) -> list[int] | None:

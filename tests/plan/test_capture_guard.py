@@ -158,3 +158,12 @@ def test_tracking_nests_and_leaves_no_hook() -> None:
     hooks = nn.modules.module
     assert not hooks._global_forward_hooks and not hooks._global_forward_pre_hooks
     assert not hooks._global_forward_hooks_with_kwargs
+
+
+def test_a_change_inside_of_a_dict_attribute_changes_the_key() -> None:
+    net = torch.nn.Linear(2, 2)
+    net.settings = {"scale": 2, "inner": {"names": ["a"]}}
+    before = call_key(net, (), {})
+    assert call_key(net, (), {}) == before
+    net.settings["inner"]["names"][0] = "b"
+    assert call_key(net, (), {}) != before

@@ -295,7 +295,6 @@ def test_a_misspelt_argument_is_pythons_error() -> None:
         net(batch(), twise=True)
 
 
-@pytest.mark.xfail(strict=True, reason="the partitioner divides by the size of an empty dim")
 def test_a_batch_without_rows_is_that_of_one_device() -> None:
     wanted = run(lambda net: [net(batch(0))], LaunchOptions())
     found = run(lambda net: [net(batch(0))], simulated(2, "data"))
