@@ -1,5 +1,8 @@
 """How Sphinx builds the documentation."""
 
+import re
+from typing import Any
+
 from distcell import __version__
 
 project = "distcell"
@@ -22,3 +25,20 @@ autodoc_typehints = "none"  # the signature has them
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+_CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)(\w?)")
+
+
+def _backticks(app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings mark code with one backtick, as Markdown does."""
+    lines[:] = [
+        line if line.lstrip().startswith(">>>") else _CODE.sub(_literal, line) for line in lines
+    ]
+
+
+def _literal(match: re.Match[str]) -> str:
+    return f"``{match[1]}``" + (f"\\ {match[2]}" if match[2] else "")
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", _backticks)
