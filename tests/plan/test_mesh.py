@@ -27,9 +27,11 @@ def test_coordinates_and_ranks_are_inverse_and_row_major(mesh: Mesh) -> None:
 def test_groups_partition_the_ranks_and_members_know_their_place(
     mesh: Mesh, data: st.DataObject
 ) -> None:
-    names = data.draw(st.permutations(mesh.names).flatmap(lambda p: st.sampled_from(
-        [tuple(p[:n]) for n in range(len(p) + 1)]
-    )))
+    names = data.draw(
+        st.permutations(mesh.names).flatmap(
+            lambda p: st.sampled_from([tuple(p[:n]) for n in range(len(p) + 1)])
+        )
+    )
     groups = mesh.groups(names)
     assert sorted(rank for group in groups for rank in group) == list(range(mesh.size))
     for group in groups:
