@@ -29,8 +29,9 @@ napoleon_numpy_docstring = False
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)(\w?)")
 
 
-def _backticks(app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
+def _backticks(*args: Any) -> None:
     """Docstrings mark code with one backtick, as Markdown does."""
+    lines: list[str] = args[-1]
     lines[:] = [
         line if line.lstrip().startswith(">>>") else _CODE.sub(_literal, line) for line in lines
     ]

@@ -181,21 +181,13 @@ class Runner:
         for index, session in enumerate(sessions):
             command, expected = _command_of(session)
             want = block.exit_code if index == len(sessions) - 1 else 0
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=self.folder,
-                env=_environment(),
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_TIMEOUT_S,
-                check=False,
-            )
+            done = run_command(command, self.folder)
+            printed = f"{done.stdout}{done.stderr}"
             if done.returncode != want:
-                text = f"$ {command}\nexits {done.returncode}, not {want}\n{done.stdout}{done.stderr}"
-                self._fail(block, text)
+                exits = f"exits {done.returncode}, not {want}"
+                self._fail(block, f"$ {command}\n{exits}\n{printed}")
             elif not same_output(expected, done.stderr if want else done.stdout):
-                text = f"$ {command}\nprints\n{done.stdout}{done.stderr}"
-                self._fail(block, text)
+                self._fail(block, f"$ {command}\nprints\n{printed}")
 
 
 def _command_of(session: str) -> tuple[str, str]:
@@ -205,6 +197,19 @@ def _command_of(session: str) -> tuple[str, str]:
     while lines[count - 1].endswith("\\"):
         count += 1
     return "\n".join(lines[:count]), "\n".join(lines[count:]).rstrip()
+
+
+def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a command of the shell did in a folder, with distcell and its Python on the paths."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
 
 
 def same_output(expected: str, found: str) -> bool:

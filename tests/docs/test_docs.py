@@ -11,15 +11,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
-import distcell
-from distcell import errors
+import distcell as dc
+from distcell import errors, nn
 from distcell.launch import command_line as launch_flags
+from distcell.launch.local_ranks import find_mpirun
+from distcell.layout import Layout
 from distcell.report import command_line as report_flags
 from distcell.strategy import schema
-from tests.docs.blocks import ROOT, blocks_of, run_page, same_output
+from tests.docs.blocks import ROOT, blocks_of, run_command, run_page, same_output
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -38,6 +42,7 @@ def _name(path: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "train.py", tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     failures = run_page(page, tmp_path)
     assert not failures, "\n".join(failures)
 
@@ -71,6 +76,40 @@ def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
     assert "mpirun -n 8 python -m distcell.launch train.py" in head
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_mpirun() is None, reason="no mpirun")
+def test_the_losses_at_the_top_of_the_readme_are_those_of_eight_ranks(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "train.py", tmp_path)
+    top = next(b for b in blocks_of(ROOT / "README.md") if "/400" in b.text)
+    command = re.search(r"mpirun .*", top.text)
+    assert command is not None
+    done = run_command(f"{command[0]} --steps 20", tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown, found = (
+        dict(re.findall(r"^step (\d+)/.*loss (\S+)", t, re.M)) for t in (top.text, done.stdout)
+    )
+    assert found == {step: shown[step] for step in ("1", "20")}
+
+
+def test_the_picture_shows_the_layouts_of_the_plan() -> None:
+    class Mlp(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.relu, self.down = nn.Dense(64, 256), nn.ReLU(), nn.Dense(256, 64)
+
+        def construct(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.relu(self.up(x)))
+
+    strategy = "distcell: 1\nmesh: {dp: 2, tp: 4}\ninputs: {x: [dp]}\n"
+    strategy += "cells: {up: {params: {weight: [tp, _]}}}"
+    found = dc.plan(Mlp(), torch.rand(16, 64), strategy, ranks=8)
+    picture = (DOCS / "_static" / "mlp.svg").read_text(encoding="utf-8")
+    shown = re.findall(r">f32(\[.*?\])<", picture)
+    paths = ("up.weight", "down.weight", "x", "up", "down")
+    layouts = [found.layout(path) for path in paths]
+    assert shown == [str(Layout.of(one.shape)) for one in layouts] + [str(one) for one in layouts]
+
+
 def test_the_reference_names_every_key_of_a_strategy() -> None:
     text = (DOCS / "reference" / "strategy.md").read_text(encoding="utf-8")
     for key in (*schema._TOP_KEYS, *schema._CELL_KEYS):
@@ -79,8 +118,8 @@ def test_the_reference_names_every_key_of_a_strategy() -> None:
 
 def test_the_reference_names_every_flag() -> None:
     text = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
-    flags = {*launch_flags.flags(), *sum(report_flags.flags().values(), [])}
-    for flag in flags - {"-h"}:
+    flags = {flag for each in report_flags.flags().values() for flag in each}
+    for flag in (flags | set(launch_flags.flags())) - {"-h"}:
         assert re.search(rf"`{flag}[` ]", text), flag
 
 
@@ -93,15 +132,17 @@ def test_the_reference_names_every_error() -> None:
 
 def test_the_reference_names_everything_public() -> None:
     text = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
-    public = [name for name in vars(distcell) if not name.startswith("_")]
-    modules = [name for name in public if isinstance(getattr(distcell, name), type(distcell))]
-    imported = {"annotations"} | set(modules) | {"Any"}
-    for name in {*public, *distcell._LATE} - imported:
+    public = [name for name in vars(dc) if not name.startswith("_")]
+    modules = {name for name in public if isinstance(getattr(dc, name), ModuleType)}
+    names = {name for name in public if hasattr(getattr(dc, name), "__module__")}
+    for name in (
+        {*names, *dc._LATE} - modules - {"Any", "ModuleType", "import_module", "annotations"}
+    ):
         assert name in text, name
 
 
 def _modules() -> list[str]:
-    found = pkgutil.walk_packages(distcell.__path__, "distcell.")
+    found = pkgutil.walk_packages(dc.__path__, "distcell.")
     return sorted(info.name for info in found if not info.name.endswith("__main__"))
 
 
