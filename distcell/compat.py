@@ -6,6 +6,7 @@ Each function says which part of torch it needs; `python -m distcell doctor` and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -436,3 +437,19 @@ def replace_total_norm(function: Callable[..., torch.Tensor]) -> None:
 
 
 _own_total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm
+
+
+def make_optimizers_without_compiler() -> None:
+    """Lets torch's optimizers be made without loading torch's compiler, seconds on every rank.
+
+    They load it to say that it should not look into their methods. Where it is loaded already,
+    nothing is changed.
+
+    Needs `torch._disable_dynamo`, which keeps what it calls as `__dynamo_disable`.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    for name in ("add_param_group", "state_dict", "load_state_dict"):
+        method = getattr(torch.optim.Optimizer, name).__wrapped__
+        if not hasattr(method, "__dynamo_disable"):
+            setattr(method, "__dynamo_disable", method)  # noqa: B010 (the name is not ours)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from distcell.compat import make_optimizers_without_compiler
 from distcell.context import set_launch
 from distcell.errors import BackendError, DistcellError, LaunchError
 from distcell.launch.agreement import check_agreement, describe
@@ -120,6 +121,7 @@ def _set_up(command: Command, size: int, threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     _seed(command.seed)
+    make_optimizers_without_compiler()
     here, (host, port) = world.current_world(), world.master()
     os.environ.update(
         RANK=str(here.rank),
