@@ -93,8 +93,7 @@ def module_key(module: nn.Module) -> Hashable:
 
 
 def _attribute_key(item: Any) -> Hashable:
-    """A plain tensor counts as a constant of the graph until it is written; lists and dicts by
-    their scalars."""
+    """The key of an attribute: a tensor until it is written, lists and dicts by their scalars."""
     if isinstance(item, Tensor):
         return (id(item), item._version)
     parts = item.items() if isinstance(item, dict) else enumerate(item)
