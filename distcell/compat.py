@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 from torch.nn.utils.stateless import _reparametrize_module
@@ -453,3 +455,79 @@ def make_optimizers_without_compiler() -> None:
         method = getattr(torch.optim.Optimizer, name).__wrapped__
         if not hasattr(method, "__dynamo_disable"):
             setattr(method, "__dynamo_disable", method)  # noqa: B010 (the name is not ours)
+
+
+# As Any: the stubs of torch differ from what its C++ calls.
+PythonProcessGroup: Any = dist.ProcessGroup
+PythonWork: Any = dist.Work
+
+
+def reduction_kind(op: Any) -> Any:
+    """Returns the member of `ReduceOp.RedOpType` of a reduction. Needs `ReduceOp.op`."""
+    return getattr(op, "op", op)
+
+
+def premultiplier(op: Any) -> Any:
+    """Returns what a scaled sum multiplies its operands by first. Needs `ReduceOp.factor`."""
+    return op.factor
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """What torch says about a process group that it wants.
+
+    Args:
+        ranks: The ranks of the job that are in it, in its order; none for all.
+        rank: The place of this process.
+        size: How many there are.
+        store: The key-value store for this group.
+        timeout: How long a collective may take.
+    """
+
+    ranks: tuple[int, ...]
+    rank: int
+    size: int
+    store: Store
+    timeout: timedelta
+
+
+def register_backend(name: str, create: Callable[[GroupRequest], Any]) -> None:
+    """Makes torch.distributed know a backend for CPU and CUDA tensors.
+
+    Needs the fields of `_DistributedBackendOptions`, and that a creator may return a whole
+    `ProcessGroup`.
+    """
+
+    def creator(options: Any, _backend_options: Any) -> Any:
+        return create(
+            GroupRequest(
+                tuple(options.global_ranks_in_group),
+                options.group_rank,
+                options.group_size,
+                options.store,
+                options.timeout,
+            )
+        )
+
+    dist.Backend.register_backend(name, creator, extended_api=True, devices=["cpu", "cuda"])
+
+
+def register_rendezvous(scheme: str, handler: Callable[..., Any]) -> None:
+    """Makes `init_process_group(init_method="scheme://")` meet by a handler of ours."""
+    register_rendezvous_handler(scheme, handler)
+
+
+def env_rendezvous(url: str, **options: Any) -> Any:
+    """Meets where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say: torch's own handler."""
+    return _own_env_rendezvous(url, **options)
+
+
+def replace_env_rendezvous(handler: Callable[..., Any]) -> None:
+    """Makes `init_process_group` without an address meet by a handler of ours.
+
+    Needs `torch.distributed.rendezvous._rendezvous_handlers`.
+    """
+    _rendezvous_handlers["env"] = handler
+
+
+_own_env_rendezvous: Callable[..., Any] = _rendezvous_handlers["env"]

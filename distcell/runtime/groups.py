@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,18 @@ from torch import Tensor
 from distcell.runtime.collectives import ReduceKind
 
 Members = tuple[int, ...]
+
+Reduction = ReduceKind | Literal["product", "band", "bor", "bxor"]
+
+COMBINE: dict[Reduction, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "product": torch.mul,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
 
 _SCRATCH_LIMIT = 64 << 20
 
@@ -146,16 +158,11 @@ class Scratch:
         return piece[:nbytes].view(like.dtype)
 
 
-def combine(one: Tensor, other: Tensor, op: ReduceKind, *, out: Tensor) -> None:
+def combine(one: Tensor, other: Tensor, op: Reduction, *, out: Tensor) -> None:
     """Reduces two tensors into `out`, as every backend does where it computes by itself."""
-    if op == "sum":
-        torch.add(one, other, out=out)
-    elif op == "max":
-        torch.maximum(one, other, out=out)
-    else:
-        torch.minimum(one, other, out=out)
+    COMBINE[op](one, other, out=out)
 
 
-def reduce_into(total: Tensor, term: Tensor, op: ReduceKind) -> None:
+def reduce_into(total: Tensor, term: Tensor, op: Reduction) -> None:
     """Combines `term` into `total`."""
     combine(total, term, op, out=total)

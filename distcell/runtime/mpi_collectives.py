@@ -6,6 +6,7 @@ ten times slower. Importing this module initialises MPI.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,8 +16,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from distcell.errors import BackendError
-from distcell.runtime.collectives import ReduceKind
-from distcell.runtime.groups import Members, Scratch, reduce_into
+from distcell.runtime.groups import Members, Reduction, Scratch, reduce_into
 from distcell.runtime.mpi_window import SharedBuffer, SharedStage
 
 _CHUNK = 2 << 20  # bytes: MPI's own temporaries then stay in the cache, and their pages mapped
@@ -24,6 +24,8 @@ _PAIR_CHUNK = 1 << 20
 _STAGED = 16 << 10  # bytes: below, a message is faster than a meeting
 _REDUNDANT = 4 << 20  # bytes read: above, more than two ranks share the work
 _TAG = 7
+_SPIN_S = 2e-3
+_PAUSE_S = 2e-3
 
 _NATIVE: dict[torch.dtype, MPI.Datatype] = {
     torch.float32: MPI.FLOAT,
@@ -36,7 +38,24 @@ _NATIVE: dict[torch.dtype, MPI.Datatype] = {
     torch.complex64: MPI.C_FLOAT_COMPLEX,
     torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
-_NATIVE_OPS: dict[ReduceKind, MPI.Op] = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
+_NATIVE_OPS: dict[Reduction, MPI.Op] = {
+    "sum": MPI.SUM,
+    "max": MPI.MAX,
+    "min": MPI.MIN,
+    "product": MPI.PROD,
+    "band": MPI.BAND,
+    "bor": MPI.BOR,
+    "bxor": MPI.BXOR,
+}
+_OF_BOOLS: dict[Reduction, MPI.Op] = {  # bytes of 0 and 1
+    "sum": MPI.MAX,
+    "max": MPI.MAX,
+    "bor": MPI.MAX,
+    "product": MPI.MIN,
+    "min": MPI.MIN,
+    "band": MPI.MIN,
+    "bxor": MPI.BXOR,
+}
 
 _address = MPI.buffer.fromaddress
 
@@ -50,22 +69,20 @@ class _TorchOps:
     def __init__(self) -> None:
         self._datatypes: dict[torch.dtype, MPI.Datatype] = {}
         self._dtypes: dict[int, torch.dtype] = {}
-        self._ops: dict[ReduceKind, MPI.Op] = {
-            "sum": MPI.Op.Create(self._callback("sum"), commute=True),
-            "max": MPI.Op.Create(self._callback("max"), commute=True),
-            "min": MPI.Op.Create(self._callback("min"), commute=True),
-        }
+        self._ops: dict[Reduction, MPI.Op] = {}
 
-    def take(self, dtype: torch.dtype, op: ReduceKind) -> tuple[MPI.Datatype, MPI.Op]:
+    def take(self, dtype: torch.dtype, op: Reduction) -> tuple[MPI.Datatype, MPI.Op]:
         """Returns the datatype and the operation for elements of `dtype`."""
         datatype = self._datatypes.get(dtype)
         if datatype is None:
             datatype = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
             self._datatypes[dtype] = datatype
             self._dtypes[datatype.handle] = dtype
+        if op not in self._ops:
+            self._ops[op] = MPI.Op.Create(self._callback(op), commute=True)
         return datatype, self._ops[op]
 
-    def _callback(self, op: ReduceKind) -> Callable[[Any, Any, MPI.Datatype], None]:
+    def _callback(self, op: Reduction) -> Callable[[Any, Any, MPI.Datatype], None]:
         def reduce(term: Any, total: Any, datatype: MPI.Datatype) -> None:
             if len(total) == 0:  # MPI does call with nothing; an exception here would abort the job
                 return
@@ -79,11 +96,12 @@ class _TorchOps:
 _torch_ops = _TorchOps()
 
 
-def _reduction(dtype: torch.dtype, op: ReduceKind) -> tuple[MPI.Datatype, MPI.Op]:
-    if dtype == torch.bool:  # bytes of 0 and 1: the logical or is their maximum
-        return MPI.UINT8_T, MPI.MIN if op == "min" else MPI.MAX
+def mpi_reduction(dtype: torch.dtype, op: Reduction) -> tuple[MPI.Datatype, MPI.Op]:
+    """Returns MPI's names for a dtype and for an operation on it."""
+    if dtype == torch.bool:
+        return MPI.UINT8_T, _OF_BOOLS[op]
     native = _NATIVE.get(dtype)
-    if native is None or (op != "sum" and dtype.is_floating_point):
+    if native is None or (op in ("max", "min") and dtype.is_floating_point):
         return _torch_ops.take(dtype, op)
     return native, _NATIVE_OPS[op]
 
@@ -95,19 +113,28 @@ class MpiGroup:
         comm: The communicator of exactly these ranks, in the order of `members`.
         members: Their world ranks.
         one_host: Whether all of them can share memory.
+        make_stage: Makes the memory that they share, when it is needed first. Collective.
     """
 
-    def __init__(self, comm: MPI.Intracomm, members: Members, *, one_host: bool) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        members: Members,
+        *,
+        one_host: bool,
+        make_stage: Callable[[MPI.Intracomm], SharedStage | None] = SharedStage.make,
+    ) -> None:
         self.members = members
         self.index = comm.Get_rank()
         self._comm = comm
         self._size = len(members)
         self._one_host = one_host
+        self._make_stage = make_stage
         self._scratch = Scratch()
         self._shared: dict[int, SharedBuffer] = {}
-        self._reductions: dict[tuple[torch.dtype, ReduceKind], tuple[MPI.Datatype, MPI.Op]] = {}
+        self._reductions: dict[tuple[torch.dtype, Reduction], tuple[MPI.Datatype, MPI.Op]] = {}
 
-    def all_reduce(self, x: Tensor, op: ReduceKind) -> Tensor:
+    def all_reduce(self, x: Tensor, op: Reduction) -> Tensor:
         """Returns the reduced tensor, a new one."""
         nbytes = x.nbytes
         out = torch.empty_like(x)
@@ -122,7 +149,7 @@ class MpiGroup:
             self._comm.Allreduce(source, [_address(out.data_ptr(), nbytes), datatype], mpi_op)
         return out
 
-    def all_reduce_in_place(self, x: Tensor, op: ReduceKind) -> None:
+    def all_reduce_in_place(self, x: Tensor, op: Reduction) -> None:
         """Reduces into `x`, piece by piece."""
         nbytes, start = x.nbytes, _pointer(x)
         shared = self._shared.get(start)
@@ -147,7 +174,7 @@ class MpiGroup:
             sizes, starts = _byte_ranges(counts, size)
             self._comm.Allgatherv(source, [target, sizes, starts, MPI.BYTE])
 
-    def reduce_scatter(self, x: Tensor, out: Tensor, counts: Sequence[int], op: ReduceKind) -> None:
+    def reduce_scatter(self, x: Tensor, out: Tensor, counts: Sequence[int], op: Reduction) -> None:
         """Fills `out` with this member's part of the reduced `x`.
 
         In shared memory where it fits, in member order. Else pairwise: the sum begins with the own
@@ -213,14 +240,18 @@ class MpiGroup:
         return like.new_zeros(numel)
 
     def barrier(self) -> None:
-        """Returns when all members have called it."""
-        self._comm.Barrier()
+        """Returns when all members have called it. A long wait leaves the cores to the others."""
+        request = self._comm.Ibarrier()
+        patience = time.monotonic() + _SPIN_S
+        while not request.Test():
+            if time.monotonic() > patience:
+                time.sleep(_PAUSE_S)
 
     @cached_property
     def _stage(self) -> SharedStage | None:
-        return SharedStage.make(self._comm) if self._one_host else None
+        return self._make_stage(self._comm) if self._one_host else None
 
-    def _staged(self, x: Tensor, out: Tensor, op: ReduceKind) -> bool:
+    def _staged(self, x: Tensor, out: Tensor, op: Reduction) -> bool:
         """Whether the tensor was reduced in shared memory: all ranks of the group are on a host."""
         if self._stage is None:
             return False
@@ -230,11 +261,11 @@ class MpiGroup:
             self._stage.all_reduce_by_shares(x, out, op)
         return True
 
-    def _reduction(self, x: Tensor, op: ReduceKind) -> tuple[MPI.Datatype, MPI.Op]:
+    def _reduction(self, x: Tensor, op: Reduction) -> tuple[MPI.Datatype, MPI.Op]:
         key = (x.dtype, op)
         found = self._reductions.get(key)
         if found is None:
-            found = self._reductions[key] = _reduction(*key)
+            found = self._reductions[key] = mpi_reduction(*key)
         return found
 
 

@@ -11,8 +11,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from distcell.runtime.collectives import ReduceKind
-from distcell.runtime.groups import combine, reduce_into
+from distcell.runtime.groups import Reduction, combine, reduce_into
 
 _PIECE = 1 << 18  # bytes: what is summed is still in the cache when it is written to the others
 _HALF = 2 << 20
@@ -79,7 +78,7 @@ class SharedBuffer:
         memory = SharedMemory.make(comm, numel * dtype.itemsize)
         return cls(memory, numel, dtype) if memory is not None else None
 
-    def reduce(self, op: ReduceKind) -> None:
+    def reduce(self, op: Reduction) -> None:
         """Combines the buffers of all members into each of them."""
         self._memory.meet()
         for first, *others in self._pieces:
@@ -112,7 +111,7 @@ class SharedStage:
         """Whether the tensor can be shown to the others in one piece."""
         return x.nbytes <= _HALF
 
-    def all_reduce(self, x: Tensor, out: Tensor, op: ReduceKind) -> None:
+    def all_reduce(self, x: Tensor, out: Tensor, op: Reduction) -> None:
         """Fills `out` with the reduced `x`, which it may be; in member order, on every rank."""
         step = _HALF // x.element_size()
         source, total = x.view(-1), out.view(-1)
@@ -120,7 +119,7 @@ class SharedStage:
             parts = self._show(source[start : start + step])
             _combine_all(parts, total[start : start + step], op)
 
-    def all_reduce_by_shares(self, x: Tensor, out: Tensor, op: ReduceKind) -> None:
+    def all_reduce_by_shares(self, x: Tensor, out: Tensor, op: Reduction) -> None:
         """The same; each rank computes its share, and a second meeting lets all read it."""
         step = _HALF // x.element_size()
         source, total = x.view(-1), out.view(-1)
@@ -135,7 +134,7 @@ class SharedStage:
             self._memory.meet()
             total[start : start + count].copy_(parts[0])
 
-    def reduce_scatter(self, x: Tensor, out: Tensor, start: int, op: ReduceKind) -> None:
+    def reduce_scatter(self, x: Tensor, out: Tensor, start: int, op: Reduction) -> None:
         """Fills `out` with the reduced elements of `x` from `start`; only where `holds(x)`."""
         parts = self._show(x.view(-1))
         count = out.numel()
@@ -171,7 +170,7 @@ def unlink_startup_files(local: MPI.Intracomm) -> None:
     local.Barrier()
 
 
-def _combine_all(parts: Sequence[Tensor], out: Tensor, op: ReduceKind) -> None:
+def _combine_all(parts: Sequence[Tensor], out: Tensor, op: Reduction) -> None:
     combine(parts[0], parts[1], op, out=out)
     for part in parts[2:]:
         reduce_into(out, part, op)
