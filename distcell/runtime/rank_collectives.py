@@ -203,6 +203,7 @@ class RankCollectives:
         text = json.dumps(obj).encode()
         self.log.begin("all_gather_object", axes, len(text), counted=False)
         frame = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        group.barrier()  # one may plan for seconds: it needs the cores that waiting messages burn
         lengths = torch.empty(len(group.members), dtype=torch.int64)
         group.all_gather(torch.tensor([len(text)]), lengths, [1] * len(group.members))
         counts = [int(n) for n in lengths]
