@@ -387,16 +387,30 @@ def to_json(item: Any) -> Any:
         >>> from_json(to_json(Ref("x")))
         Ref(name='x')
     """
-    if is_dataclass(item) and not isinstance(item, type):
-        content = {f.name: to_json(getattr(item, f.name)) for f in fields(item)}
-        return {"type": type(item).__name__, **content}
+    if item is None or type(item) in _PLAIN:
+        return item
     if isinstance(item, tuple):
         return [to_json(element) for element in item]
+    if (names := _names_of(type(item))) is not None:
+        content = {name: to_json(getattr(item, name)) for name in names}
+        return {"type": type(item).__name__, **content}
     if isinstance(item, Mapping):
         return {"type": "map", "items": {key: to_json(value) for key, value in item.items()}}
     if isinstance(item, float) and not math.isfinite(item):
         return {"type": "float", "value": str(item)}
     return item
+
+
+_PLAIN = (str, int, bool)
+_field_names: dict[type, tuple[str, ...] | None] = {}
+
+
+def _names_of(kind: type) -> tuple[str, ...] | None:
+    """The names of a dataclass's fields; of any other type None. `fields` itself is slow."""
+    if kind not in _field_names:
+        names = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+        _field_names[kind] = names
+    return _field_names[kind]
 
 
 def from_json(item: Any) -> Any:
