@@ -77,11 +77,11 @@ def _calls(kind: str, nbytes: int, ranks: Collectives) -> _Calls:
         return out
 
     def gloo_all_gather() -> Tensor:
-        dist.all_gather_into_tensor(out, mine)
+        dist.all_gather_single(out, mine)
         return out
 
     def gloo_reduce_scatter() -> Tensor:
-        dist.reduce_scatter_tensor(part, x)
+        dist.reduce_scatter_single(part, x)
         return part
 
     def memcpy() -> object:

@@ -1,4 +1,4 @@
-"""A step of simulated ranks in one process, beside torch's LocalTensorMode and beside one device."""
+"""A step of simulated ranks in one process, beside LocalTensorMode and beside one device."""
 
 from __future__ import annotations
 
