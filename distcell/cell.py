@@ -4,58 +4,64 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
 
 from distcell.annotation import Sharding, TensorStrategy, param_specs, tensor_specs
+from distcell.cell_base import check_bool, inside_engine, is_inside_engine, refresh_names
+from distcell.cell_bprop import call_with_bprop
+from distcell.cell_children import CellChildren
+from distcell.cell_graph import CellGraph
+from distcell.cell_hooks import CellHooks
+from distcell.cell_inputs import CellInputs, check_inputs
+from distcell.cell_modes import CellModes
+from distcell.cell_parameters import CellParameters
+from distcell.cell_precision import CellPrecision
+from distcell.cell_settings import CellSettings
+from distcell.cell_tensors import CellTensors
 from distcell.compat import has_hooks
-from distcell.errors import UserTypeError
-from distcell.parameter import Parameter, adopt, global_shape
+from distcell.errors import UserNameError, UserTypeError, UserValueError
+from distcell.parameter import adopt, global_shape, set_place
 from distcell.strategy.strategy import CellRule
 
-_inside: ContextVar[bool] = ContextVar("inside_engine", default=False)
+__all__ = [
+    "RESERVED",
+    "Cell",
+    "call_signature",
+    "declared_rules",
+    "inside_engine",
+    "is_inside_engine",
+    "refresh_names",
+]
+
+DEVICES = ("CPU", "GPU", "Ascend")
+LEVELS = (0, 1, 2)
 
 
-@contextmanager
-def inside_engine() -> Iterator[None]:
-    """Makes calls of Cells plain ones: for the engine, while it captures or runs a module itself.
-
-    The engine calls `cell.forward(...)`, not `cell(...)`: the outermost cell's own hooks run around
-    the engine, at every call, with global values.
-
-    >>> with inside_engine():
-    ...     is_inside_engine()
-    True
-    """
-    token = _inside.set(True)
-    try:
-        yield
-    finally:
-        _inside.reset(token)
-
-
-def is_inside_engine() -> bool:
-    """Returns whether calls of Cells are plain ones here.
-
-    >>> is_inside_engine()
-    False
-    """
-    return _inside.get()
-
-
-class Cell(torch.nn.Module):
-    """A `torch.nn.Module` with the parallel interface of MindSpore's Cell.
+class Cell(
+    CellHooks,
+    CellModes,
+    CellPrecision,
+    CellInputs,
+    CellSettings,
+    CellGraph,
+    CellParameters,
+    CellTensors,
+    CellChildren,
+):
+    """A `torch.nn.Module` with the interface of MindSpore's Cell, and of MegEngine's Module.
 
     A subclass defines `construct` (or `forward`, as in torch). Any torch module may be a child of
     a Cell, and the reverse. Parameters are `distcell.Parameter`s with their path as name.
 
     Args:
         auto_prefix: whether parameters of children get this cell's attribute names before theirs.
-            Wrappers pass False, so that names do not change.
+            Wrappers pass False, so that names do not change. A str is MegEngine's first argument,
+            `name`.
+        flags: as for `add_flags`.
+        name: MegEngine's: kept as `name`.
 
     >>> class Double(Cell):
     ...     def construct(self, x):
@@ -64,16 +70,34 @@ class Cell(torch.nn.Module):
     tensor([2., 2.])
     """
 
-    # Class attributes, because `parallelize` makes Cells of modules whose __init__ has run.
-    _auto_parallel: bool = False
-    _auto_prefix: bool = True
-    _cell_path: str = ""
-    _sharding: Sharding | None = None
-
-    def __init__(self, auto_prefix: bool = True) -> None:
+    def __init__(
+        self,
+        auto_prefix: bool | str = True,
+        flags: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
         super().__init__()
-        if not auto_prefix:
+        if isinstance(auto_prefix, str):
+            name = auto_prefix
+        elif not check_bool("auto_prefix", auto_prefix):
             self._auto_prefix = False
+        if name is not None:
+            self.name = name
+        if flags:
+            self.add_flags(**flags)
+
+    _has_bprop: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "construct" in vars(cls) and "forward" not in vars(cls):
+            # a subclass of a layer, whose torch class has a forward: this construct is what counts
+            cls.forward = Cell.forward  # type: ignore[method-assign]
+        if "extend_repr" in vars(cls) and "extra_repr" not in vars(cls):
+            cls.extra_repr = Cell.extra_repr  # type: ignore[method-assign]
+        if "bprop" in vars(cls):
+            cls._has_bprop = True
 
     def construct(self, *inputs: Any, **kwargs: Any) -> Any:
         """Returns what the cell computes; a subclass defines it.
@@ -81,29 +105,59 @@ class Cell(torch.nn.Module):
         Raises:
             UserTypeError: the class defines neither `construct` nor `forward`.
         """
-        if type(self).forward is Cell.forward:
-            raise UserTypeError(
-                f"class `{type(self).__name__}` defines neither `construct` nor `forward`",
-                hint="define `construct(self, x)`",
-            )
-        return self.forward(*inputs, **kwargs)
+        for kind in type(self).__mro__:
+            forward = vars(kind).get("forward", Cell.forward)
+            if forward is not Cell.forward and kind is not torch.nn.Module:
+                return forward(self, *inputs, **kwargs)
+        raise UserTypeError(
+            f"class `{type(self).__name__}` defines neither `construct` nor `forward`",
+            hint="define `construct(self, x)`",
+        )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Returns `construct` of the same arguments: torch's name for it."""
+        """Returns `construct` of the same arguments: torch's name for it.
+
+        A class that defines `bprop(self, *inputs, out, dout)` has it as its backward: it returns a
+        gradient for each input. Such a cell takes positional arguments alone.
+        """
+        if self._has_bprop:
+            positional = inspect.signature(self.construct).bind(*inputs, **kwargs)
+            return call_with_bprop(self, positional.args)
         return self.construct(*inputs, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._auto_parallel or _inside.get():
+        if self._plain_call:
             return super().__call__(*args, **kwargs)
-        if has_hooks(self):
-            return _call_between_hooks(self, args, kwargs)
-        return _enter_engine(self, args, kwargs)
+        if self._expected_inputs is not None:
+            check_inputs(self._expected_inputs, args, kwargs)
+        if self._requires_grad is False and torch.is_grad_enabled():
+            with torch.no_grad():
+                return _call(self, args, kwargs)
+        return _call(self, args, kwargs)
+
+    def run_construct(self, cast_inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Returns `construct` of inputs that are cast already; no hook runs, and no engine.
+
+        Args:
+            cast_inputs: the positional arguments.
+            kwargs: the keyword arguments.
+
+        >>> class Double(Cell):
+        ...     def construct(self, x):
+        ...         return 2 * x
+        >>> Double().run_construct((torch.ones(2),), {})
+        tensor([2., 2.])
+        """
+        with inside_engine():
+            return self.forward(*cast_inputs, **kwargs)
 
     def shard(
         self,
         in_strategy: tuple[TensorStrategy | None, ...],
         out_strategy: tuple[TensorStrategy | None, ...] | None = None,
-        parameter_plan: Mapping[str, TensorStrategy] | None = None,
+        parameter_plan: Mapping[str, TensorStrategy] | str | None = None,
+        device: str | int = "Ascend",
+        level: int = 0,
     ) -> Self:
         """Returns this cell, with a note of how its tensors are split. The last call wins.
 
@@ -113,9 +167,13 @@ class Cell(torch.nn.Module):
                 leaves it to propagation.
             out_strategy: the same for what leaves.
             parameter_plan: the same for parameters, by their name relative to this cell.
+            device: checked and not used, as in MindSpore: the device is where the tensors are. It
+                may stand in the place of `parameter_plan`, and `level` after it, as in 1.8.
+            level: checked and not used, as in MindSpore.
 
         Raises:
             UserTypeError: an argument or an entry has another type.
+            UserValueError: the device or the level is none that MindSpore has.
             StrategyError: an entry is no dim, an axis is used twice, or a parameter has another
                 number of dims.
             NotFoundError: the cell has no parameter of that name.
@@ -124,6 +182,10 @@ class Cell(torch.nn.Module):
         >>> str(cell.sharding.inputs[0]), str(cell.sharding.outputs[0])
         ('[2, _]', '[dp, _]')
         """
+        if isinstance(parameter_plan, str):  # the order of arguments of MindSpore 1.8
+            level = device if isinstance(device, int) else level
+            device, parameter_plan = parameter_plan, None
+        _check_device(device, level)
         caller = sys._getframe(1)
         source = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         named = self.named_parameters(remove_duplicate=False)
@@ -150,77 +212,29 @@ class Cell(torch.nn.Module):
         True
         """
         refresh_names(self)
-        self._auto_parallel = mode
+        self._auto_parallel = check_bool("mode", mode)
+        self.refresh_call()
         return self
 
-    @property
-    def is_auto_parallel(self) -> bool:
-        """Whether the outermost call goes through the engine."""
-        return self._auto_parallel
+    def extend_repr(self) -> str:
+        """Returns what stands between the brackets when the cell is printed; a subclass may say it.
 
-    def set_train(self, mode: bool = True) -> Self:
-        """Returns this cell, it and all its children in training (or evaluation) mode.
-
-        Args:
-            mode: False for evaluation.
-
-        >>> Cell().set_train(False).training
-        False
+        >>> Cell().extend_repr()
+        ''
         """
-        return self.train(mode)
+        own = type(self).extra_repr
+        return "" if own is Cell.extra_repr else str(own(self))
 
-    @property
-    def cell_path(self) -> str:
-        """The path in the outermost Cell that holds this one; empty for the outermost."""
-        return self._cell_path
-
-    def cells_and_names(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Yields path and module of this cell (path `""`) and of all below it.
-
-        >>> [name for name, _ in Cell().cells_and_names()]
-        ['']
-        """
-        yield from self.named_modules()
-
-    def parameters_and_names(
-        self, name_prefix: str = "", expand: bool = True
-    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yields path and parameter; tied parameters once.
-
-        Args:
-            name_prefix: put before each path.
-            expand: whether parameters of children are among them.
-
-        >>> list(Cell().parameters_and_names())
-        []
-        """
-        refresh_names(self)
-        yield from self.named_parameters(name_prefix, expand)
-
-    def get_parameters(self, expand: bool = True) -> Iterator[torch.nn.Parameter]:
-        """Yields the parameters; tied ones once.
-
-        Args:
-            expand: whether parameters of children are among them.
-
-        >>> list(Cell().get_parameters())
-        []
-        """
-        yield from (param for _, param in self.parameters_and_names(expand=expand))
-
-    def trainable_params(self, recurse: bool = True) -> list[torch.nn.Parameter]:
-        """Returns the parameters that are trained, in the order of their definition.
-
-        Args:
-            recurse: whether parameters of children are among them.
-
-        >>> Cell().trainable_params()
-        []
-        """
-        params = self.parameters_and_names(expand=recurse)
-        return [param for _, param in params if param.requires_grad]
+    def extra_repr(self) -> str:
+        """Returns `extend_repr()`: torch's name for it."""
+        return self.extend_repr()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.nn.Module | torch.nn.Parameter) and name in RESERVED:
+            raise UserNameError(
+                f"`{name}` is a name of Cell itself, which `{type(self).__name__}` gives a child",
+                hint=f"take another name, like `{name}_`",
+            )
         super().__setattr__(name, value)
         if isinstance(value, torch.nn.Module) and self._auto_prefix:
             refresh_names(value, name)
@@ -231,6 +245,11 @@ class Cell(torch.nn.Module):
         Args:
             name: the attribute.
             module: the child.
+
+        >>> net = Cell()
+        >>> net.add_module("up", torch.nn.Linear(1, 1))
+        >>> net.up.bias.name
+        'up.bias'
         """
         super().add_module(name, module)
         if module is not None and self._auto_prefix:
@@ -242,38 +261,23 @@ class Cell(torch.nn.Module):
         Args:
             name: the attribute; also the parameter's name when it has none.
             param: the parameter.
+
+        >>> net = Cell()
+        >>> net.register_parameter("scale", torch.nn.Parameter(torch.zeros(1)))
+        >>> net.scale.name
+        'scale'
         """
         super().register_parameter(name, param)
         if param is not None:
             adopt(param)
-        if isinstance(param, Parameter) and not param.name:
-            param.name = name
+            if not getattr(param, "name", ""):
+                set_place(param, "", name)
 
 
-def refresh_names(root: torch.nn.Module, prefix: str = "") -> None:
-    """Gives every parameter and Cell below a module its path from there.
-
-    Names are set when children are assigned; what happens out of sight (a `ModuleList` that grows
-    after its assignment, tied weights) is put right whenever the outermost cell is asked for them.
-
-    Args:
-        root: the module. A wrapper with `auto_prefix=False` leaves all names as they are.
-        prefix: the path of the module itself.
-
-    >>> net = Cell()
-    >>> net.up = torch.nn.Linear(2, 2)
-    >>> net.up.weight.name
-    'up.weight'
-    """
-    if isinstance(root, Cell) and not root._auto_prefix:
-        return
-    for path, module in root.named_modules(prefix=prefix):
-        if isinstance(module, Cell):
-            module._cell_path = path
-    for path, param in root.named_parameters(prefix):
-        adopt(param)
-        if isinstance(param, Parameter):
-            param.name = path
+RESERVED = frozenset(
+    name for name in dir(Cell) if not name.startswith("_") and not hasattr(torch.nn.Module, name)
+) - {"name"}
+"""The names that Cell adds to those of torch's Module."""
 
 
 def declared_rules(root: torch.nn.Module) -> tuple[CellRule, ...]:
@@ -306,6 +310,25 @@ def call_signature(module: torch.nn.Module) -> inspect.Signature:
 
 
 # - Calls
+
+
+def _call(cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not cell._auto_parallel or is_inside_engine():
+        return torch.nn.Module.__call__(cell, *args, **kwargs)
+    if has_hooks(cell):
+        return _call_between_hooks(cell, args, kwargs)
+    return _enter_engine(cell, args, kwargs)
+
+
+def _check_device(device: object, level: object) -> None:
+    if not isinstance(device, str):
+        raise UserTypeError(f"`device` is {device!r}, not a str")
+    if device not in DEVICES:
+        raise UserValueError(f"no device `{device}`", hint=", ".join(DEVICES))
+    if isinstance(level, bool) or not isinstance(level, int):
+        raise UserTypeError(f"`level` is {level!r}, not an int")
+    if level not in LEVELS:
+        raise UserValueError(f"no level {level}", hint="0, 1 or 2")
 
 
 def _enter_engine(cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,6 +22,11 @@ NAMES: dict[torch.dtype, str] = {
 }
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
+# MindSpore's names: `from distcell import dtype as mstype; mstype.float16`.
+float64, float32, float16, bfloat16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+int64, int32, int16, int8, uint8 = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+complex64, complex128, bool_ = torch.complex64, torch.complex128, torch.bool
+
 
 def name_of(dtype: torch.dtype) -> str:
     """The short name of a dtype.

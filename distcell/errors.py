@@ -34,9 +34,12 @@ __all__ = [
     "PlanError",
     "RankMismatchError",
     "RuleError",
+    "SettingError",
     "StallError",
     "StrategyError",
+    "UserNameError",
     "UserTypeError",
+    "UserValueError",
     "close_matches",
     "combine",
     "did_you_mean",
@@ -163,6 +166,18 @@ class CheckpointError(DistcellError, ValueError):
 
 class UserTypeError(DistcellError, TypeError):
     """An argument has a type that is not accepted there."""
+
+
+class UserValueError(DistcellError, ValueError):
+    """An argument has a value that is not accepted there."""
+
+
+class UserNameError(DistcellError, KeyError):
+    """A name that is to be given is empty, has a dot in it, or is taken."""
+
+
+class SettingError(DistcellError, RuntimeError):
+    """A setting is made in a mode, an order or a number of times in which it has no meaning."""
 
 
 class NotFoundError(DistcellError, KeyError):

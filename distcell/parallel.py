@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from distcell.cell import Cell
+from distcell.cell import RESERVED, Cell
 from distcell.errors import UserTypeError
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
@@ -36,7 +36,7 @@ def parallelize(module: _Module) -> _Module:
     _turn_cache_off(module)
     if not isinstance(module, Cell):
         own: Any = type(module)
-        module.__class__ = _parallel_class(own)
+        module.__class__ = _parallel_class(own, _taken(module))
     cast(Cell, module).set_auto_parallel()
     return module
 
@@ -74,11 +74,35 @@ def _turn_cache_off(module: torch.nn.Module) -> None:
             warnings.warn(f"distcell sets `{name}.use_cache = False` on this {kind}", stacklevel=3)
 
 
+def _taken(module: torch.nn.Module) -> frozenset[str]:
+    """The names of Cell's own methods under which the module holds something."""
+    places: tuple[Any, ...] = (
+        module.__dict__,
+        module._modules,
+        module._parameters,
+        module._buffers,
+    )
+    return RESERVED & {name for place in places for name in place}
+
+
+class _Own:
+    """In place of one of Cell's methods: what the module itself holds under that name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        # no `__set__`: what lies in the module's `__dict__` is found before this
+        return self if module is None else torch.nn.Module.__getattr__(module, self.name)
+
+
 @cache
-def _parallel_class(own: Any) -> Any:
+def _parallel_class(own: Any, taken: frozenset[str]) -> Any:
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    held = {name: _Own(name) for name in taken}
+    parts = {**names, **held, "__reduce_ex__": _reduce, "_own": own, "_taken": taken}
     # The own class comes first: what it defines stays. Cell's `__call__` comes before torch's.
-    return type(own.__name__, (own, Cell), {**names, "__reduce_ex__": _reduce, "_own": own})
+    return type(own.__name__, (own, Cell), parts)
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
@@ -86,11 +110,13 @@ def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
     parallel = type(self)
     make, args, *rest = super(parallel, self).__reduce_ex__(protocol)
     args = tuple(parallel._own if item is parallel else item for item in args)
-    return _rebuild, (make, args), *rest
+    return _rebuild, (make, args, parallel._taken), *rest
 
 
-def _rebuild(make: Callable[..., torch.nn.Module], args: tuple[Any, ...]) -> torch.nn.Module:
+def _rebuild(
+    make: Callable[..., torch.nn.Module], args: tuple[Any, ...], taken: frozenset[str]
+) -> torch.nn.Module:
     module = make(*args)
     own: Any = type(module)
-    module.__class__ = _parallel_class(own)
+    module.__class__ = _parallel_class(own, taken)
     return module

@@ -1,34 +1,82 @@
-"""Parameters: torch's own, with a name and a layout."""
+"""Parameters: torch's own, with a name, a layout and the settings of MindSpore's Parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Self, TypeVar, overload
 
 import torch
 
 from distcell.compat import allow_foreach
-from distcell.dtype import name_of
+from distcell.errors import UserTypeError, UserValueError
 from distcell.layout import Layout
 
 _LAYOUT = "_distcell_layout"
 _NAME = "_distcell_name"
+_OWN_NAME = "_distcell_own_name"
+_FIXED = "_distcell_fixed_name"
+
+_T = TypeVar("_T")
+
+
+class _Setting(Generic[_T]):
+    """An attribute that is kept with the parameter, checked when it is set."""
+
+    def __init__(self, default: _T, meaning: str, *, least: int | None = None) -> None:
+        self.default, self.__doc__, self.least = default, meaning, least
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, parameter: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, parameter: torch.nn.Parameter, owner: type) -> _T: ...
+    def __get__(self, parameter: torch.nn.Parameter | None, owner: type) -> Self | _T:
+        if parameter is None:
+            return self
+        value: _T = parameter.__dict__.get(f"_distcell_{self.name}", self.default)
+        return value
+
+    def __set__(self, parameter: torch.nn.Parameter, value: _T) -> None:
+        wanted = type(self.default)
+        if type(value) is not wanted:
+            kind = type(value).__name__
+            raise UserTypeError(f"`{self.name}` is {value!r}, a {kind}, not a {wanted.__name__}")
+        if self.least is not None and isinstance(value, int) and value < self.least:
+            raise UserValueError(f"`{self.name}` is {value}; it is at least {self.least}")
+        parameter.__dict__[f"_distcell_{self.name}"] = value
 
 
 class Parameter(torch.nn.Parameter):
-    """A trainable tensor that knows its path in the network.
+    """A trainable tensor that knows its name in the network.
 
     Every parameter of a Cell is one: a `torch.nn.Parameter` that is assigned to a Cell becomes
-    a `Parameter` in place, so that optimizers which already hold it stay valid.
+    a `Parameter` in place, so that optimizers which already hold it stay valid. It prints as
+    MindSpore's do, with its layout when it is split.
 
     Args:
         data: the value.
         requires_grad: whether it is trained.
-        name: its path, `blocks.3.mlp.up.weight`. Set when the parameter is assigned to a Cell.
+        name: its own name, in place of the attribute's. The paths of the Cells come before it.
 
-    >>> Parameter(torch.zeros(2), name="scale").name
-    'scale'
+    >>> Parameter(torch.zeros(2), name="scale")
+    Parameter (name=scale, shape=(2,), dtype=Float32, requires_grad=True)
     """
+
+    layerwise_parallel = _Setting(False, "Whether its ranks differ: it is not broadcast.")
+    parallel_optimizer = _Setting(True, "Whether its optimizer state may be split.")
+    comm_fusion = _Setting(
+        1, "Which gradients are reduced together: those of one number; 0: by itself.", least=0
+    )
+    parallel_optimizer_comm_recompute = _Setting(
+        False, "Whether it is gathered again in backward when the optimizer splits it."
+    )
+    is_param_ps = _Setting(False, "Whether a parameter server updates it.")
+    init_in_server = _Setting(False, "Whether it is initialised on the parameter server.")
+    push_weight_to_server = _Setting(False, "Federated: whether clients send it.")
+    pull_weight_from_server = _Setting(False, "Federated: whether clients take it.")
+    requires_aggr = _Setting(True, "Federated: whether the server aggregates it.")
 
     def __new__(
         cls, data: torch.Tensor | None = None, requires_grad: bool = True, *, name: str = ""
@@ -36,21 +84,73 @@ class Parameter(torch.nn.Parameter):
         """Returns the parameter, which shares the memory of `data`."""
         plain = None if data is None else data.detach()
         parameter: Parameter = super().__new__(cls, plain, requires_grad)
-        parameter.name = name
+        if name:
+            parameter.__dict__.update({_NAME: name, _OWN_NAME: name})
         return parameter
 
     @property
     def name(self) -> str:
-        """The path in the outermost Cell that holds it."""
+        """Its name: the path in the outermost Cell that holds it, unless it was given one.
+
+        Assigning gives it a name that stays, whatever Cell holds it.
+        """
         return str(self.__dict__.get(_NAME, ""))
 
     @name.setter
     def name(self, name: str) -> None:
-        self.__dict__[_NAME] = name
+        if not isinstance(name, str):
+            raise UserTypeError(f"the name of a parameter is {name!r}, not a str")
+        self.__dict__.update({_NAME: name, _FIXED: True})
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it is split: this rank may hold a piece of it alone."""
+        return bool(layout(self).axes)
+
+    @property
+    def pipeline_stages(self) -> tuple[int, ...]:
+        """The stages that use it, as `add_pipeline_stage` was told."""
+        return tuple(self.__dict__.get("_distcell_stages", ()))
+
+    def add_pipeline_stage(self, stage: int) -> None:
+        """Notes a stage of the pipeline that uses the parameter.
+
+        Args:
+            stage: counted from 0.
+
+        Raises:
+            UserTypeError: it is no int, or negative (a TypeError, as in MindSpore).
+
+        >>> weight = Parameter(torch.zeros(1))
+        >>> weight.add_pipeline_stage(1)
+        >>> weight.pipeline_stages
+        (1,)
+        """
+        if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+            raise UserTypeError(f"stage {stage!r} is no number from 0", hint="like 0 or 1")
+        if stage not in self.pipeline_stages:
+            self.__dict__["_distcell_stages"] = (*self.pipeline_stages, stage)
+
+    def set_param_ps(self, init_in_server: bool = False) -> None:
+        """Lets a parameter server update the parameter.
+
+        Args:
+            init_in_server: whether its first value is made there.
+
+        >>> weight = Parameter(torch.zeros(1))
+        >>> weight.set_param_ps(init_in_server=True)
+        >>> weight.is_param_ps, weight.init_in_server
+        (True, True)
+        """
+        self.init_in_server = init_in_server
+        self.is_param_ps = True
 
     def __repr__(self) -> str:  # type: ignore[override]
-        kind = f"{name_of(self.dtype)}{layout(self)}"
-        return f"Parameter({self.name or 'unnamed'}: {kind})\n{self.detach()}"
+        where = f", layout={layout(self)}" if self.sliced else ""
+        return (
+            f"Parameter (name={self.name or 'Parameter'}, shape={tuple(global_shape(self))}, "
+            f"dtype={_dtype_name(self.dtype)}, requires_grad={self.requires_grad}{where})"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         if id(self) not in memo:
@@ -86,6 +186,24 @@ def adopt(parameter: torch.nn.Parameter) -> None:
     """
     if type(parameter) is torch.nn.Parameter:
         parameter.__class__ = Parameter
+
+
+def set_place(parameter: torch.nn.Parameter, prefix: str, attribute: str) -> None:
+    """Gives a parameter the name of its place, unless a name that stays was assigned to it.
+
+    Args:
+        parameter: kinds that are not ours have no name.
+        prefix: what comes before, its dot included.
+        attribute: used when the parameter has no own name.
+
+    >>> weight = Parameter(torch.zeros(2))
+    >>> set_place(weight, "mlp.up.", "weight")
+    >>> weight.name
+    'mlp.up.weight'
+    """
+    if isinstance(parameter, Parameter) and not parameter.__dict__.get(_FIXED):
+        own = parameter.__dict__.get(_OWN_NAME, attribute)
+        parameter.__dict__[_NAME] = prefix + own
 
 
 def layout(tensor: torch.Tensor) -> Layout:
@@ -126,3 +244,10 @@ def set_layout(tensor: torch.Tensor, new: Layout) -> None:
     torch.Size([4, 2])
     """
     setattr(tensor, _LAYOUT, new)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    starts = {"bfloat": "BFloat", "uint": "UInt"}
+    start = next((long for short, long in starts.items() if name.startswith(short)), None)
+    return name.capitalize() if start is None else start + name[len(start) :]
