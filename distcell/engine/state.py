@@ -19,6 +19,7 @@ from distcell.context import LaunchOptions, auto_parallel_context
 from distcell.engine.agreement import check_agreement, fingerprint
 from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
 from distcell.engine.call import Context, LoadedCall
+from distcell.engine.garbage import collector_paused
 from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
 from distcell.engine.transfer import Loadable, plan_on_one_rank
@@ -163,12 +164,13 @@ class ParallelState:
 
     def together(self, cell: Cell, leaves: Leaves, make: Callable[[], Loadable]) -> Loadable:
         """What `make` gives; on real ranks one of them makes it, after all have agreed."""
-        if self.options.mode != "ranks":
-            return make()
-        collectives = collectives_for(self.mesh)
-        check_agreement(collectives, self._facts(cell, leaves))
-        loadable = plan_on_one_rank(collectives, make)
-        check_agreement(collectives, {"program": loadable.program.digest[:16]})
+        with collector_paused():
+            if self.options.mode != "ranks":
+                return make()
+            collectives = collectives_for(self.mesh)
+            check_agreement(collectives, self._facts(cell, leaves))
+            loadable = plan_on_one_rank(collectives, make)
+            check_agreement(collectives, {"program": loadable.program.digest[:16]})
         return loadable
 
     def _facts(self, cell: Cell, leaves: Leaves) -> dict[str, str]:
