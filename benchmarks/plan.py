@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def _row(case: str, unit: str, figures: list[float], limit: float) -> Row:
     low, ratio, high = quartiles([figure / limit for figure in figures])
     median = statistics.median(figures)
     ours, peer = f"{median:.2f} {unit}", f"at most {limit:.2f} {unit}"
-    return Row(case, ours, peer, ratio, low, high, limit=1.0, pairs=len(figures))
+    load = os.getloadavg()[0]
+    return Row(case, ours, peer, ratio, low, high, limit=1.0, pairs=len(figures), load=load)
 
 
 def _planned(layers: int, ranks: int) -> dict[str, float]:
@@ -75,9 +77,14 @@ def _planned(layers: int, ranks: int) -> dict[str, float]:
 
 def _started(layers: int, ranks: int) -> float:
     """Seconds from the command to the end of the first step on all ranks."""
+    from distcell.launch.local_ranks import find_mpirun
+
+    mpirun = find_mpirun()
+    if mpirun is None:
+        raise RuntimeError("there is no mpirun: pip install 'distcell[mpi]'")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "seconds"
-        start = [sys.executable, "-m", "distcell.launch", "-n", str(ranks), "--threads", "1"]
+        start = [str(mpirun), "-n", str(ranks), sys.executable, "-m", "distcell.launch"]
         start += ["--strategy", STRATEGY, str(Path(__file__).with_name("first_step.py"))]
         began = time.time()
         subprocess.run([*start, str(layers), str(file)], cwd=ROOT, check=True)
@@ -92,6 +99,7 @@ def plan_once(layers: int, ranks: int) -> dict[str, float]:
 
     from benchmarks.model import make_batches, make_gpt
     from distcell.capture import capture_step
+    from distcell.engine.garbage import collector_paused
     from distcell.engine.planning import plan_graph
     from distcell.mesh import Mesh
     from distcell.strategy import load_strategy
@@ -102,12 +110,13 @@ def plan_once(layers: int, ranks: int) -> dict[str, float]:
     batch = make_batches(size, 8)[0]
     strategy = load_strategy(STRATEGY)
     began = time.perf_counter()
-    captured = capture_step(gpt, lambda net, ids, targets: net(ids, targets), optimizer, batch, {})
-    groups: dict[str, list[str]] = {}
-    for other, first in captured.tied.items():
-        groups.setdefault(first, [first]).append(other)
-    mesh = Mesh(strategy.mesh_for(ranks))
-    plan_graph(captured.graph, gpt, strategy, mesh, tied=groups.values())
+    with collector_paused():
+        captured = capture_step(gpt, lambda net, *batch: net(*batch), optimizer, batch, {})
+        groups: dict[str, list[str]] = {}
+        for other, first in captured.tied.items():
+            groups.setdefault(first, [first]).append(other)
+        mesh = Mesh(strategy.mesh_for(ranks))
+        plan_graph(captured.graph, gpt, strategy, mesh, tied=groups.values())
     seconds = time.perf_counter() - began
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"seconds": seconds, "gigabytes": kilobytes * 1024 / 1e9}
