@@ -10,10 +10,26 @@ from typing import TYPE_CHECKING, Any
 from distcell import nn as nn
 from distcell import ops as ops
 from distcell.cell import Cell as Cell
+from distcell.cell_graph import read_graph as read_graph
+from distcell.cell_hooks import HookHandle as HookHandle
+from distcell.context import GRAPH_MODE as GRAPH_MODE
+from distcell.context import PYNATIVE_MODE as PYNATIVE_MODE
+from distcell.context import ParallelMode as ParallelMode
 from distcell.context import auto_parallel_context as auto_parallel_context
 from distcell.context import get_auto_parallel_context as get_auto_parallel_context
+from distcell.context import get_context as get_context
+from distcell.context import get_ps_context as get_ps_context
 from distcell.context import reset_auto_parallel_context as reset_auto_parallel_context
+from distcell.context import reset_ps_context as reset_ps_context
 from distcell.context import set_auto_parallel_context as set_auto_parallel_context
+from distcell.context import set_context as set_context
+from distcell.context import set_ps_context as set_ps_context
+from distcell.dtype import bfloat16 as bfloat16
+from distcell.dtype import float16 as float16
+from distcell.dtype import float32 as float32
+from distcell.dtype import float64 as float64
+from distcell.dtype import int32 as int32
+from distcell.dtype import int64 as int64
 from distcell.errors import DistcellError as DistcellError
 from distcell.errors import did_you_mean as _did_you_mean
 from distcell.lazy import lazy_init as lazy_init
@@ -22,6 +38,7 @@ from distcell.parallel import parallelize as parallelize
 from distcell.parameter import Parameter as Parameter
 from distcell.parameter import global_shape as global_shape
 from distcell.parameter import layout as layout
+from distcell.tensor import Tensor as Tensor
 
 __version__ = "0.1.0"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -47,3 +47,20 @@ class CellList(torch.nn.ModuleList, Cell):
             super().__init__(cells[0])
         else:
             super().__init__(cells)  # type: ignore[arg-type]  # torch checks that they are modules
+
+
+class CellDict(torch.nn.ModuleDict, Cell):
+    """Cells by name; it has no call of its own.
+
+    Args:
+        cells: a mapping, or pairs.
+
+    >>> list(CellDict({"relu": torch.nn.ReLU()}))
+    ['relu']
+    """
+
+    def __init__(
+        self,
+        cells: Mapping[str, torch.nn.Module] | Iterable[tuple[str, torch.nn.Module]] = (),
+    ) -> None:
+        super().__init__(dict(cells))

@@ -1,10 +1,12 @@
-"""Dense, embedding, dropout and activations."""
+"""Dense, embedding, dropout, and the product of matrices."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from distcell.cell import Cell
+from distcell.nn.initializers import Init, initialize
 
 # torch's class stands before Cell, so that its forward is the cell's. Cell's `__call__` still
 # comes before torch's, because only `torch.nn.Module` itself defines one.
@@ -17,13 +19,25 @@ class Dense(torch.nn.Linear, Cell):
         in_channels: size of the last dim that enters.
         out_channels: size of the last dim that leaves.
         has_bias: whether a bias is added.
+        weight_init: the first values of the weight: see `initialize`; torch's when left out.
+        bias_init: the same of the bias.
 
     >>> Dense(3, 4)(torch.zeros(2, 3)).shape
     torch.Size([2, 4])
     """
 
-    def __init__(self, in_channels: int, out_channels: int, has_bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        has_bias: bool = True,
+        *,
+        weight_init: Init = None,
+        bias_init: Init = None,
+    ) -> None:
         super().__init__(in_channels, out_channels, bias=has_bias)
+        initialize(self.weight, weight_init, "weight_init")
+        initialize(self.bias, bias_init, "bias_init")
 
 
 class Embedding(torch.nn.Embedding, Cell):
@@ -60,61 +74,30 @@ class Dropout(torch.nn.Dropout, Cell):
         super().__init__(p)
 
 
-class ReLU(torch.nn.ReLU, Cell):
-    """The larger of x and 0.
+class Identity(torch.nn.Identity, Cell):
+    """What enters.
 
-    >>> ReLU()(torch.tensor([-1.0, 2.0]))
-    tensor([0., 2.])
+    >>> Identity()(torch.ones(2))
+    tensor([1., 1.])
     """
 
 
-class GELU(torch.nn.GELU, Cell):
-    """The Gaussian error linear unit.
+class MatMul(Cell):
+    """The product of two matrices, or vectors; dims before the last two are batches.
 
     Args:
-        approximate: True: by tanh, MindSpore's default. False: exactly, torch's default.
+        transpose_x1: whether the last two dims of the first change places.
+        transpose_x2: the same of the second.
 
-    >>> GELU(approximate=False)(torch.tensor([0.0]))
-    tensor([0.])
+    >>> MatMul()(torch.ones(2), torch.ones(2))
+    tensor(2.)
     """
 
-    def __init__(self, approximate: bool = True) -> None:
-        super().__init__("tanh" if approximate else "none")
+    def __init__(self, transpose_x1: bool = False, transpose_x2: bool = False) -> None:
+        super().__init__()
+        self.transpose_x1, self.transpose_x2 = transpose_x1, transpose_x2
 
-
-class SiLU(torch.nn.SiLU, Cell):
-    """x times its sigmoid.
-
-    >>> SiLU()(torch.tensor([0.0]))
-    tensor([0.])
-    """
-
-
-class Sigmoid(torch.nn.Sigmoid, Cell):
-    """1 / (1 + exp(-x)).
-
-    >>> Sigmoid()(torch.tensor([0.0]))
-    tensor([0.5000])
-    """
-
-
-class Tanh(torch.nn.Tanh, Cell):
-    """The hyperbolic tangent.
-
-    >>> Tanh()(torch.tensor([0.0]))
-    tensor([0.])
-    """
-
-
-class Softmax(torch.nn.Softmax, Cell):
-    """exp(x), scaled to sum 1 along one dim.
-
-    Args:
-        axis: the dim of the tensor; MindSpore calls it axis.
-
-    >>> Softmax()(torch.zeros(2))
-    tensor([0.5000, 0.5000])
-    """
-
-    def __init__(self, axis: int = -1) -> None:
-        super().__init__(dim=axis)
+    def construct(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Returns the product."""
+        x1 = x1.transpose(-2, -1) if self.transpose_x1 else x1
+        return torch.matmul(x1, x2.transpose(-2, -1) if self.transpose_x2 else x2)

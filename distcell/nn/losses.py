@@ -26,6 +26,20 @@ class MSELoss(torch.nn.MSELoss, Cell):
         super().__init__(reduction=_known(reduction))
 
 
+class L1Loss(torch.nn.L1Loss, Cell):
+    """The absolute difference.
+
+    Args:
+        reduction: `mean`, `sum` or `none`.
+
+    >>> L1Loss()(torch.zeros(2), torch.ones(2))
+    tensor(1.)
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__(reduction=_known(reduction))
+
+
 class HuberLoss(torch.nn.HuberLoss, Cell):
     """Half the squared difference up to delta, linear beyond.
 
@@ -75,6 +89,39 @@ class BCEWithLogitsLoss(torch.nn.BCEWithLogitsLoss, Cell):
         pos_weight: Tensor | None = None,
     ) -> None:
         super().__init__(weight, reduction=_known(reduction), pos_weight=pos_weight)
+
+
+class BCELoss(torch.nn.BCELoss, Cell):
+    """The cross-entropy of independent yes-or-no labels, from probabilities.
+
+    Args:
+        weight: a factor for each element.
+        reduction: `mean`, `sum` or `none`.
+
+    >>> BCELoss()(torch.tensor([0.5]), torch.ones(1))
+    tensor(0.6931)
+    """
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(weight, reduction=_known(reduction))
+
+
+class NLLLoss(torch.nn.NLLLoss, Cell):
+    """Minus the logarithm of the probability of the class, from logarithms `[batch, classes]`.
+
+    Args:
+        weight: a factor for each class.
+        ignore_index: the label of elements that do not count.
+        reduction: `mean`, `sum` or `none`.
+
+    >>> NLLLoss()(torch.tensor([[-1.0, -2.0]]), torch.tensor([1]))
+    tensor(2.)
+    """
+
+    def __init__(
+        self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+    ) -> None:
+        super().__init__(weight, ignore_index=ignore_index, reduction=_known(reduction))
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss, Cell):

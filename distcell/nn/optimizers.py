@@ -133,3 +133,70 @@ class AdamWeightDecay(torch.optim.AdamW):
         super().__init__(
             params, lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay
         )
+
+
+class RMSProp(torch.optim.RMSprop):
+    """Gradients divided by the root of the mean of their squares.
+
+    Args:
+        params: parameters, or groups of them as torch takes them.
+        learning_rate: the step size.
+        decay: of the mean of squares.
+        momentum: the part of the last step that is kept.
+        epsilon: added to the denominator, after the root as in torch.
+        centered: whether the mean is taken from the squares.
+        weight_decay: added to the gradient, times the weight.
+
+    >>> RMSProp([torch.nn.Parameter(torch.zeros(1))], decay=0.8).param_groups[0]["alpha"]
+    0.8
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        learning_rate: float = 0.1,
+        *,
+        decay: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-10,
+        centered: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=learning_rate,
+            alpha=decay,
+            eps=epsilon,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            centered=centered,
+        )
+
+
+class Adagrad(torch.optim.Adagrad):
+    """Gradients divided by the root of the sum of their squares.
+
+    Args:
+        params: parameters, or groups of them as torch takes them.
+        accum: where the sum starts.
+        learning_rate: the step size.
+        weight_decay: added to the gradient, times the weight.
+
+    >>> Adagrad([torch.nn.Parameter(torch.zeros(1))], learning_rate=0.5).param_groups[0]["lr"]
+    0.5
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        accum: float = 0.1,
+        learning_rate: float = 1e-3,
+        *,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            initial_accumulator_value=accum,
+        )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distcell.cell import Cell
+from distcell.errors import DataError, UserTypeError, UserValueError
 
 Step = Callable[..., Tensor]
 """A training step: takes a batch, changes the weights, returns the loss before the change."""
@@ -34,6 +35,50 @@ class WithLossCell(Cell):
         """Returns the loss."""
         *inputs, label = batch
         return self.loss_fn(self.backbone(*inputs), label)
+
+
+class PipelineCell(Cell):
+    """A network that takes its batch in parts: the sum of what it returns for them.
+
+    Args:
+        network: returns the loss of a batch.
+        micro_size: the number of parts, in order, along dim 0 of every tensor.
+
+    Raises:
+        UserTypeError: the network is no module, or the number no int.
+        UserValueError: the number is less than 1.
+
+    >>> net = PipelineCell(WithLossCell(torch.nn.Identity(), torch.nn.MSELoss()), 2)
+    >>> net(torch.zeros(4), torch.ones(4))
+    tensor(2.)
+    """
+
+    def __init__(self, network: torch.nn.Module, micro_size: int) -> None:
+        super().__init__(auto_prefix=False)
+        if not isinstance(network, torch.nn.Module):
+            raise UserTypeError(f"`network` is a {type(network).__name__}, not a Cell")
+        if isinstance(micro_size, bool) or not isinstance(micro_size, int):
+            raise UserTypeError(f"`micro_size` is {micro_size!r}, not an int")
+        if micro_size < 1:
+            raise UserValueError(f"`micro_size` is {micro_size}; a batch has at least 1 part")
+        self.network, self.micro_size = network, micro_size
+
+    def construct(self, *batch: Tensor) -> Tensor:
+        """Returns the sum over the parts.
+
+        Raises:
+            DataError: a batch does not divide.
+        """
+        for place, tensor in enumerate(batch):
+            if tensor.shape[0] % self.micro_size:
+                raise DataError(
+                    f"input {place} has {tensor.shape[0]} rows, which do not divide by "
+                    f"micro_size={self.micro_size}"
+                )
+        parts = zip(*(tensor.chunk(self.micro_size) for tensor in batch), strict=True)
+        first, *rest = [self.network(*part) for part in parts]
+        total: Tensor = sum(rest, start=first)
+        return total
 
 
 class TrainOneStepCell(Cell):
