@@ -165,9 +165,11 @@ class MpiGroup:
 
     def all_gather(self, x: Tensor, out: Tensor, counts: Sequence[int]) -> None:
         """Fills `out` with the members' blocks, one after the other."""
-        size = x.element_size()
-        source = [_address(_pointer(x), x.nbytes), MPI.BYTE]
-        target = _address(out.data_ptr(), out.nbytes)
+        size, start = x.element_size(), out.data_ptr()
+        target = _address(start, out.nbytes)
+        source: Any = [_address(_pointer(x), x.nbytes), MPI.BYTE]
+        if x.data_ptr() == start + sum(counts[: self.index]) * size and x.nbytes:
+            source = MPI.IN_PLACE  # the own block is in its place already
         if min(counts) == max(counts):
             self._comm.Allgather(source, [target, counts[0] * size, MPI.BYTE])
         else:

@@ -51,8 +51,8 @@ class Reduce:
     def after(self, x: Tensor) -> None:
         """Makes of what was combined the result, in place."""
         if self.divisor != 1:
-            inexact = x.dtype.is_floating_point or x.dtype.is_complex
-            x.div_(self.divisor, rounding_mode=None if inexact else "trunc")
+            x = torch.view_as_real(x) if x.dtype.is_complex else x
+            x.div_(self.divisor, rounding_mode=None if x.dtype.is_floating_point else "trunc")
 
 
 def reduce_of(op: Any, dtype: torch.dtype, size: int) -> Reduce:

@@ -37,7 +37,8 @@ def all_reduce_sparse(transport: Transport, x: Tensor, reduce: Reduce) -> None:
     summed = _gathered(transport, values, entries)
     total = torch.sparse_coo_tensor(indices.t(), summed, x.shape, check_invariants=False).coalesce()
     reduce.after(total.values())
-    x.detach().copy_(total)
+    with torch.no_grad():
+        x.copy_(total)
 
 
 def _gathered(transport: Transport, rows: Tensor, counts: list[int]) -> Tensor:

@@ -7,6 +7,7 @@ the others. So a window stays, for the next group of the same ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Lock
 
 from mpi4py import MPI
 
@@ -27,6 +28,7 @@ class StagePool:
 
     def __init__(self) -> None:
         self._stages: dict[Members, _Stages] = {}
+        self._changing = Lock()
 
     def take(self, comm: MPI.Intracomm, members: Members) -> tuple[int, SharedStage | None]:
         """Returns a stage that no other group uses, with its number. Collective.
@@ -44,7 +46,8 @@ class StagePool:
         common = int.from_bytes(free, "little")
         if common:
             number = (common & -common).bit_length() - 1
-            stages.free &= ~(1 << number)
+            with self._changing:
+                stages.free &= ~(1 << number)
         else:
             number = len(stages.made)
             # Its own communicator: that of the group ends with the group.
@@ -54,4 +57,5 @@ class StagePool:
     def give_back(self, number: int, members: Members) -> None:
         """Lets the next group of these ranks have the stage."""
         if number < _MOST:
-            self._stages[members].free |= 1 << number
+            with self._changing:
+                self._stages[members].free |= 1 << number

@@ -12,7 +12,6 @@ from distcell.runtime.groups import Group, Members, SoloGroup
 from distcell.runtime.mpi.reduction import Reduce
 from distcell.runtime.mpi.stage_pool import StagePool
 from distcell.runtime.mpi_collectives import MpiGroup, mpi_reduction
-from distcell.runtime.mpi_window import SharedStage
 
 PIECE = 1 << 30  # bytes of one message: many libraries count in 31 bits
 _REDUCED = 2 << 20  # bytes: MPI's own temporaries then stay in the cache
@@ -35,10 +34,13 @@ class Transport:
         self.comm = comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self._members = members
-        self._stage: int | None = None
+        self._number: int | None = None
         self._group: Group = SoloGroup(members[0])
         if self.size > 1:
-            self._group = MpiGroup(comm, members, one_host=one_host, make_stage=self._make_stage)
+            stage = None
+            if one_host:  # now: later, threads of two groups could be at it in different order
+                self._number, stage = _stages.take(comm, members)
+            self._group = MpiGroup(comm, members, one_host=one_host, make_stage=lambda _: stage)
 
     def all_reduce(self, x: Tensor, reduce: Reduce) -> None:
         """Reduces `x` in place."""
@@ -131,14 +133,10 @@ class Transport:
 
     def close(self) -> None:
         """Frees the communicator; nothing travels any more."""
-        if self._stage is not None:
-            _stages.give_back(self._stage, self._members)
+        if self._number is not None:
+            _stages.give_back(self._number, self._members)
         if not MPI.Is_finalized():
             self.comm.Free()
-
-    def _make_stage(self, comm: MPI.Intracomm) -> SharedStage | None:
-        self._stage, stage = _stages.take(comm, self._members)
-        return stage
 
     def _send(self, x: Tensor, to: int) -> list[MPI.Request]:
         return [self.comm.Isend(message, to, _TAG) for message in messages(x)]
