@@ -214,9 +214,12 @@ def check_new_name(module: torch.nn.Module, what: str, name: object, *, dots: bo
     Raises:
         UserTypeError: the name is no str.
         UserNameError: it is empty, has a dot, or is that of another attribute.
+        AttributeError: the module's own `__init__` has not run.
 
     >>> check_new_name(torch.nn.Module(), "child", "relu")
     """
+    if "_modules" not in module.__dict__:
+        raise AttributeError(f"`super().__init__()` comes before the first {what}")
     if not isinstance(name, str):
         kind = type(name).__name__
         raise UserTypeError(f"the name of a {what} is a {kind}, not a str")

@@ -119,7 +119,11 @@ class CellGraph(CellBase):
         found = graphs.by_phase.get(self.phase)
         if found is None or found.key != key:
             found = graphs.by_phase[self.phase] = _compiled(self, inputs, key)
-        used = [item for item in found.plan.graph.inputs if item.kind == "param"]
+        graph = found.plan.graph
+        needed = {name for name, ops in graph.users.items() if ops}
+        needed |= {item.value for item in graph.outputs}
+        params = [item for item in graph.inputs if item.kind == "param"]
+        used = [item for item in params if item.value in needed]
         graphs.parameters = [item.path for item in used]
         graphs.layouts = {
             item.path: parameter_layout(found.plan.layouts[item.value], found.plan.mesh)
