@@ -18,7 +18,9 @@ from benchmarks.ours import our_step
 from benchmarks.peers import eager_step, split_by_dtensor
 from distcell.context import LaunchOptions, set_launch
 
-ROWS = 8
+ROWS = (2, 8)
+"""Of the batches."""
+
 LIMITS = {"local-tensor": 0.2, "eager": 12.0}
 
 
@@ -32,28 +34,34 @@ def measure(ranks: int, pairs: int, *, small: bool = False) -> list[Row]:
     """
     torch.set_num_threads(1)
     size = replace(SMALL if small else Size(), heads=ranks)  # each rank needs a whole head
-    batches = make_batches(size, ROWS)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     set_launch(LaunchOptions(mode="simulate", ranks=ranks))
-    ours = our_step("simulated", make_gpt(size), batches, "tensor")
-    peers = [
-        _local_tensor_step(size, batches, ranks),
-        eager_step("eager", make_gpt(size), batches),
-    ]
     rows = []
-    ours.warm()
-    for peer in peers:
-        peer.warm()
-        alike(ours, peer)
-        times = take_pairs(ours.run, peer.run, pairs=pairs)
-        limit = LIMITS[peer.name]
-        case = f"simulate/{size.layers}-layers/{ranks}"
-        rows.append(row_of(case, "distcell", peer.name, times, limit=limit, batch=ROWS))
+    for rows_of_batch in ROWS[:1] if small else ROWS:
+        batches = make_batches(size, rows_of_batch)
+        ours = our_step("simulated", make_gpt(size), batches, "tensor")
+        ours.warm()
+        for make in (_local_tensor_step, _eager_step):
+            peer = make(size, batches, ranks)
+            peer.warm()
+            alike(ours, peer)
+            times = take_pairs(ours.run, peer.run, pairs=pairs)
+            case = f"simulate/{size.layers}-layers/{ranks}"
+            limit = LIMITS[peer.name]
+            rows.append(
+                row_of(case, "distcell", peer.name, times, limit=limit, batch=rows_of_batch)
+            )
+    dist.destroy_process_group()
     return rows
+
+
+def _eager_step(size: Size, batches: list[Batch], ranks: int) -> Variant:
+    """The same model on one device."""
+    return eager_step("eager", make_gpt(size), batches)
 
 
 def _local_tensor_step(size: Size, batches: list[Batch], ranks: int) -> Variant:
     """DTensor's tensor parallelism on ranks that LocalTensorMode simulates."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mode = LocalTensorMode(ranks)
     with mode:
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
