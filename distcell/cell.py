@@ -213,7 +213,7 @@ class Cell(
         """
         refresh_names(self)
         self._auto_parallel = check_bool("mode", mode)
-        self.refresh_call()
+        self._refresh_call()
         return self
 
     def extend_repr(self) -> str:

@@ -72,7 +72,7 @@ class CellBase(torch.nn.Module):
         """Whether the outermost call goes through the engine."""
         return self._auto_parallel
 
-    def refresh_call(self) -> None:
+    def _refresh_call(self) -> None:
         """Notes whether calls need more than torch's: for settings that act at calls."""
         is_checked = self._expected_inputs is not None
         without_grad = self._requires_grad is False

@@ -42,7 +42,7 @@ class CellInputs(CellBase):
                     hint="pass a tensor, or Tensor(shape=[3, None], dtype=...)",
                 )
         self._expected_inputs = inputs or None
-        self.refresh_call()
+        self._refresh_call()
 
     def get_inputs(self) -> tuple[Expected, ...] | None:
         """Returns what `set_inputs` was told; None when it was not called.

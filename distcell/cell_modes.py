@@ -124,7 +124,7 @@ class CellModes(CellBase):
         True
         """
         self._requires_grad = check_bool("requires_grad", requires_grad)
-        self.refresh_call()
+        self._refresh_call()
         return self
 
     @property

@@ -81,16 +81,15 @@ class GradOperation:
             torch.ones_like(o) if g is None else g for o, g in zip(outputs, given, strict=True)
         ]
         wanted = [item for item in inputs if isinstance(item, torch.Tensor) and item.requires_grad]
-        found = list(
-            torch.autograd.grad(outputs, [*wanted, *params], grads, materialize_grads=True)
-        )
-        of_inputs, of_params = tuple(found[: len(wanted)]), tuple(found[len(wanted) :])
+        if not wanted and not (self.get_all or self.get_by_list):
+            raise UserTypeError("no input has a gradient", hint="pass tensors of floating point")
+        of: list[torch.Tensor] = [*wanted, *params]
+        found = torch.autograd.grad(outputs, of, grads, materialize_grads=True) if of else ()
+        of_inputs, of_params = found[: len(wanted)], found[len(wanted) :]
         if self.get_by_list:
             return (of_inputs, of_params) if self.get_all else of_params
         if self.get_all:
             return of_inputs
-        if not of_inputs:
-            raise UserTypeError("no input has a gradient", hint="pass tensors of floating point")
         return of_inputs[0]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from distcell import context
 from distcell.context import (
     AutoParallelContext,
     LaunchOptions,
@@ -17,7 +18,7 @@ from distcell.context import (
     set_auto_parallel_context,
     set_launch,
 )
-from distcell.errors import LaunchError, StrategyError, UserTypeError
+from distcell.errors import LaunchError, NotFoundError, StrategyError, UserTypeError
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,38 @@ def test_settings_are_changed_one_by_one_and_reset_together() -> None:
         ({"parallel_mode": "data_paralel"}, StrategyError, "did you mean `data_parallel`"),
         ({"full_batch": 1}, UserTypeError, "`full_batch` is 1, a int; it takes bool"),
         ({"strategy": 3}, UserTypeError, "it takes str or None"),
+        ({"parallel_mode": "hybrid_parallel"}, StrategyError, "is not a mode here"),
+        ({"search_mode": "dynamic_programming"}, StrategyError, "is not built"),
+        ({"search_mode": "sharding"}, StrategyError, "no search mode"),
+        ({"pipeline_stages": 0}, StrategyError, "at least 1 stage"),
+        ({"pipeline_stages": True}, UserTypeError, "it takes int"),
+        ({"dataset_strategy": ((2, 1),)}, StrategyError, "as tuples has no meaning"),
+        ({"dataset_strategy": "full"}, StrategyError, "no dataset strategy `full`"),
+        ({"dataset_strategy": [2]}, UserTypeError, "it takes str"),
+        ({"comm_fusion": []}, UserTypeError, "it takes dict"),
+        ({"comm_fusion": {"reduce": {}}}, NotFoundError, "no key `reduce`"),
+        ({"comm_fusion": {"allreduce": 3}}, UserTypeError, "it takes dict"),
+        ({"comm_fusion": {"allreduce": {"mode": "auto"}}}, NotFoundError, "no `config`"),
+        (
+            {"comm_fusion": {"allreduce": {"mode": "siez", "config": 3}}},
+            NotFoundError,
+            "no mode `siez`",
+        ),
+        (
+            {"comm_fusion": {"allgather": {"mode": "size", "config": "3"}}},
+            UserTypeError,
+            "not a number of MiB",
+        ),
+        (
+            {"comm_fusion": {"allgather": {"mode": "size", "config": -3}}},
+            StrategyError,
+            "at least 0",
+        ),
+        (
+            {"comm_fusion": {"allreduce": {"mode": "index", "config": [3, 2]}}},
+            UserTypeError,
+            "not ascending numbers",
+        ),
     ],
 )
 def test_a_wrong_setting_changes_nothing(
@@ -85,3 +118,46 @@ def test_a_wrong_setting_changes_nothing(
 def test_an_unknown_key_cannot_be_read() -> None:
     with pytest.raises(StrategyError, match="did you mean `strategy`"):
         get_auto_parallel_context("stratgy")
+
+
+def test_mindspores_settings_are_read_under_its_names() -> None:
+    fusion = {"openstate": True, "allreduce": {"mode": "size", "config": 32}}
+    set_auto_parallel_context(dataset_strategy="data_parallel", comm_fusion=fusion)
+    set_auto_parallel_context(parallel_mode="auto_parallel", pipeline_stages=2)
+    set_auto_parallel_context(auto_parallel_search_mode="sharding_propagation")
+    assert get_auto_parallel_context("full_batch") is False
+    assert get_auto_parallel_context("dataset_strategy") == "data_parallel"
+    assert get_auto_parallel_context("comm_fusion") == fusion
+    set_launch(LaunchOptions(mode="simulate", ranks=8))
+    assert get_auto_parallel_context("device_num") == 8
+    assert get_auto_parallel_context("global_rank") == 0
+
+
+@pytest.mark.parametrize("key", ["enable_parallel_optimizer", "enable_alltoall", "pipeline_config"])
+def test_what_has_no_meaning_here_says_why(key: str) -> None:
+    with pytest.raises(StrategyError, match=f"no key `{key}`") as raised:
+        set_auto_parallel_context(**{key: True})
+    assert raised.value.hint
+
+
+def test_the_other_contexts_know_their_keys() -> None:
+    context.set_context(mode=context.GRAPH_MODE, device_target="CPU")
+    assert context.get_context("mode") == context.GRAPH_MODE
+    context.set_context(mode=context.PYNATIVE_MODE)
+    for wrong, kind, message in (
+        ({"mode": 2}, ValueError, "no mode 2"),
+        ({"mode": "graph"}, TypeError, "`mode` is 'graph'"),
+        ({"device_target": "Ascend"}, RuntimeError, "no Ascend device"),
+        ({"device_target": "TPU"}, ValueError, "no device `TPU`"),
+        ({"device_id": 1}, ValueError, "no key `device_id`"),
+    ):
+        with pytest.raises(kind, match=message):
+            context.set_context(**wrong)  # type: ignore[arg-type]
+    context.set_ps_context(enable_ps=True)
+    assert context.get_ps_context("enable_ps") is True
+    context.reset_ps_context()
+    assert context.get_ps_context("enable_ps") is False
+    with pytest.raises(TypeError, match="`enable_ps` is 1"):
+        context.set_ps_context(enable_ps=1)
+    with pytest.raises(ValueError, match="no key `enable`"):
+        context.set_ps_context(enable=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +41,16 @@ def test_importing_distcell_does_not_import_the_engine_nor_pytest_nor_mpi() -> N
         [sys.executable, "-c", f"{code} if m in sys.modules])"], capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_table_of_methods_is_what_its_script_writes() -> None:
+    path = Path(__file__).parents[2] / "scripts" / "write_cell_table"
+    loader = SourceFileLoader("write_cell_table", str(path))
+    spec = spec_from_loader("write_cell_table", loader)
+    assert spec is not None
+    script = module_from_spec(spec)
+    # no cache of its code beside a script that is not shipped
+    exec(loader.source_to_code(path.read_bytes(), str(path)), vars(script))
+    text = script.PAGE.read_text(encoding="utf-8")
+    assert script.page(text) == text
+    assert set(script.DIFFERS) <= script.names()
