@@ -140,6 +140,10 @@ class OptimizerStateError(DistcellError, RuntimeError):
     """An optimizer holds state, or a parameter holds a gradient, of the shape before sharding."""
 
 
+class BackwardError(DistcellError, RuntimeError):
+    """Backward through a parallel network cannot be done as asked."""
+
+
 class DataError(DistcellError, ValueError):
     """The inputs are not what the strategy says: other data on each rank, another shape, ..."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from distcell.graph import Graph, format_graph, from_json, to_json
+from distcell.graph import Graph, Op, format_graph, from_json, to_json
 from distcell.layout import Layout
 from distcell.mesh import Mesh
 
@@ -21,6 +21,22 @@ COLLECTIVES = (
     "distcell.all_reduce_many",
 )
 """Targets that exchange data. Their second argument is the tuple of axes."""
+
+
+def operands_of(op: Op) -> dict[str, tuple[str, ...]]:
+    """For each result of an op the values that it depends on.
+
+    Collectives that carry several tensors in one message do not mix them.
+
+    Example:
+        >>> from distcell.graph import Ref
+        >>> op = Op("distcell.all_reduce_many", ((Ref("a"), Ref("b")), ("dp",)), (), ("x", "y"))
+        >>> operands_of(op)
+        {'x': ('a',), 'y': ('b',)}
+    """
+    if op.target in COLLECTIVES and len(op.inputs) == len(op.outputs):
+        return {name: (used,) for name, used in zip(op.outputs, op.inputs, strict=True)}
+    return dict.fromkeys(op.outputs, op.inputs)
 
 
 @dataclass(frozen=True)

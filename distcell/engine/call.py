@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from distcell.capture.tree import rebuild
 from distcell.engine.backend import Backend, Piece
 from distcell.engine.transfer import Loadable
+from distcell.errors import BackwardError, InternalError
 from distcell.graph import Input
 from distcell.passes.split import split_forward_backward
-from distcell.program import Program
+from distcell.program import Program, operands_of
 
 
 @dataclass
@@ -69,13 +69,15 @@ class LoadedCall:
         self.tangents = frozenset(
             i.path for i in loadable.program.graph.inputs if i.kind == "tangent"
         )
+        self.gradient_needs = _gradient_needs(joint.backward)
         self._grads = {
             o.path: i for i, o in enumerate(joint.backward.graph.outputs) if o.kind == "grad"
         }
 
     def __call__(self, context: Context) -> Any:
         """What the network returns; buffers are updated."""
-        wanted = [path for path in self.with_gradients if _find(context, path).requires_grad]
+        paths = (self.general or self).with_gradients
+        wanted = [path for path in paths if _find(context, path).requires_grad]
         if not wanted or not torch.is_grad_enabled():
             outputs, _ = self.run_forward(context)
             return rebuild(self.loadable.output_spec, outputs)
@@ -115,7 +117,7 @@ class LoadedCall:
     ) -> dict[str, Tensor]:
         """The gradients by path of parameter or input. Empties `saved`."""
         if self._backward is None:
-            raise RuntimeError("the call was captured without gradients")
+            raise InternalError("the call was captured without gradients")
         program = self.backward_program
         kept = iter(saved[:])
         saved.clear()
@@ -147,9 +149,10 @@ class LoadedCall:
         """
         changed = [path for path, v in versions.items() if _find(context, path)._version != v]
         if changed:
-            raise RuntimeError(
-                f"`{changed[0]}` was changed in place between forward and backward, "
-                "which needs its value"
+            raise BackwardError(
+                f"`{changed[0]}` was changed in place between forward and backward",
+                where=["backward needs the value that forward has seen"],
+                hint="step the optimizer after backward, or change a copy",
             )
 
     def _piece(self, program: Program, item: Input, context: Context) -> Piece:
@@ -163,6 +166,18 @@ class LoadedCall:
         if self.backend.holds_pieces:
             return state
         return self.backend.enter(program, item.value, state)
+
+
+def _gradient_needs(program: Program) -> dict[str, frozenset[str]]:
+    """For each gradient the outputs whose incoming gradients it depends on."""
+    needs: dict[str, frozenset[str]] = {
+        i.value: frozenset({i.path}) if i.kind == "tangent" else frozenset()
+        for i in program.graph.inputs
+    }
+    for op in program.graph.ops:
+        for result, used in operands_of(op).items():
+            needs[result] = frozenset[str]().union(*(needs[name] for name in used))
+    return {o.path: needs[o.value] for o in program.graph.outputs if o.kind == "grad"}
 
 
 def _find(context: Context, path: str) -> Tensor:
@@ -186,11 +201,16 @@ class _Bridge(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise BackwardError(
+                "gradients of gradients of a parallel network are not built",
+                hint="leave `create_graph=True` out, or compute the penalty inside of the network",
+            )
         if not ctx.saved:
-            raise RuntimeError(
-                "backward through a parallel network a second time: what it had saved is freed"
+            raise BackwardError(
+                "backward through a parallel network a second time: what it had saved is freed",
+                hint="add the losses and call backward once, or call the network again",
             )
         call, saved = ctx.call, ctx.saved.pop()
         call.check_unchanged(ctx.context, ctx.versions)
@@ -206,4 +226,6 @@ class _Bridge(torch.autograd.Function):
                 zeros = torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
                 tangents[str(index)] = zeros
         found = call.run_backward(ctx.context, saved, tangents)
-        return (None, None, None, *(found.get(path) for path in ctx.wanted))
+        # what only absent gradients lead to has none, as on one device: not zeros
+        reached = {p for p, needs in call.gradient_needs.items() if not needs or needs & given}
+        return (None, None, None, *(found.get(p) if p in reached else None for p in ctx.wanted))

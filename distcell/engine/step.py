@@ -20,7 +20,7 @@ from distcell.capture import capture_step, flatten, hyperparameters, rebuild
 from distcell.capture.cell import argument_names
 from distcell.capture.guard import call_key
 from distcell.cell import Cell, inside_engine
-from distcell.context import launch
+from distcell.context import auto_parallel_context, launch
 from distcell.dtype import DTYPES, name_of
 from distcell.engine.backend import Backend, Piece, RankBackend
 from distcell.engine.observe import StepEvent, observer
@@ -61,7 +61,7 @@ def compile_step(
     """
     if not isinstance(net, Cell) or not net.is_auto_parallel:
         raise UserTypeError("the network is not parallel", hint="call `dc.parallelize(net)` first")
-    return _StepFunction(net, _loss(net, loss_fn), optimizer)
+    return _StepFunction(net, loss_fn, optimizer)
 
 
 def _loss(net: Cell, loss_fn: Callable[..., Any] | None) -> Loss:
@@ -74,19 +74,22 @@ def _loss(net: Cell, loss_fn: Callable[..., Any] | None) -> Loss:
 class _StepFunction:
     """What `compile_step` returns."""
 
-    def __init__(self, net: Cell, loss: Loss, optimizer: Optimizer) -> None:
-        self.net, self.loss, self.optimizer = net, loss, optimizer
+    def __init__(self, net: Cell, loss_fn: Callable[..., Any] | None, optimizer: Optimizer) -> None:
+        self.net, self.loss, self.optimizer = net, _loss(net, loss_fn), optimizer
+        self._has_label = loss_fn is not None
         self._steps: OrderedDict[Hashable, LoadedStep] = OrderedDict()
 
     def __call__(self, *batch: Any) -> Any:
         options = launch()
         observer().called(self.net, self.optimizer)
-        if options.mode == "eager":
+        is_alone = auto_parallel_context().parallel_mode == "stand_alone"
+        if options.mode == "eager" or is_alone or not self.net.is_auto_parallel:
             return self._on_one_device(batch)
         state = state_of(self.net, options)
         given = dict(zip(self._names(len(batch)), batch, strict=True))
         _, leaves = flatten(given)
         key = self._key(state, batch)
+        random_key = current_state().next_key(training=self.net.training)
         step = self._steps.get(key)
         if step is None:
             step = self._load(state, batch, leaves)
@@ -96,7 +99,7 @@ class _StepFunction:
             while len(self._steps) > MAX_CALLS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
-        result = step(leaves)
+        result = step(leaves, random_key)
         current_state().optimizer_stepped()
         return result
 
@@ -104,10 +107,12 @@ class _StepFunction:
         return id(state), call_key(self.net, batch, {}), optimizer_key(self.optimizer)
 
     def _names(self, count: int) -> list[str]:
-        names = argument_names(self.net, count)
-        known = [name for name in names if not name.split(".")[-1].isdigit()]
-        # the label goes to the loss function, not to the network
-        return [*known, "label"][:count] if len(known) == count - 1 else names
+        """The names of the items of a batch, as patterns on inputs match them."""
+        taken = count - 1 if self._has_label else count
+        names = [name.replace(".", "_") for name in argument_names(self.net, taken)]
+        if self._has_label:  # it goes to the loss function, not to the network
+            names.append("label_" if "label" in names else "label")
+        return names
 
     def _on_one_device(self, batch: Sequence[Any]) -> Any:
         materialize(*self.net.parameters())
@@ -123,7 +128,7 @@ class _StepFunction:
     def _load(
         self, state: ParallelState, batch: Sequence[Any], leaves: Mapping[str, Tensor]
     ) -> LoadedStep:
-        check_optimizer(self.net, self.optimizer)
+        check_optimizer(self.optimizer)
 
         def make() -> Loadable:
             shapes = {
@@ -161,11 +166,11 @@ class _StepFunction:
         def named(module: Any, *batch: Any) -> Any:
             return self.loss(module, *batch)
 
-        names = ["module", *self._names(count)]
-        if not any("." in name for name in names):
-            kind = inspect.Parameter.POSITIONAL_ONLY
-            parameters = [inspect.Parameter(name, kind) for name in names]
-            named.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        names = self._names(count)
+        first = "net_" if "net" in names else "net"
+        kind = inspect.Parameter.POSITIONAL_ONLY
+        parameters = [inspect.Parameter(name, kind) for name in (first, *names)]
+        named.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return named
 
 
@@ -201,19 +206,21 @@ class LoadedStep:
         ]
         self._run = backend.load(program, donated)
         self._parameters = dict(net.named_parameters())
-        self._buffers = dict(net.named_buffers())
+        # buffers are looked up at each step: users put others in their place
+        self._buffers: dict[str, Tensor] = {}
         self._constants = {
             item.value: backend.enter(program, item.value, loadable.constants[item.path])
             for item in program.graph.inputs
             if item.kind == "constant"
         }
-        self._make_state()
+        self._state_names = {i.path: i.value for i in program.graph.inputs if i.kind == "state"}
 
-    def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
+    def __call__(self, inputs: Mapping[str, Tensor], key: Tensor) -> Any:
         """What the loss function returned; parameters, buffers and state are updated."""
         program = self.program
+        self._buffers = dict(self.net.named_buffers())
+        self._make_state()
         scalars = dict(hyperparameters(self.optimizer))
-        key = current_state().next_key(training=self.net.training)
         givens = {"inputs": inputs, "scalars": scalars, "key": key}
         boxed = [self._piece(item, givens) for item in program.graph.inputs]
         made = self._run(boxed)
@@ -267,7 +274,7 @@ class LoadedStep:
 
     def _make_state(self) -> None:
         """Gives the optimizer the state that it has not made yet, as the pieces of this rank."""
-        names = {i.path: i.value for i in self.program.graph.inputs if i.kind == "state"}
+        names = self._state_names
         for path, (shape, dtype, fill) in self.loadable.extra.items():
             if path not in names:
                 continue

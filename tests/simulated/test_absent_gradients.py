@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import distcell as dc
 from distcell import random as dc_random
 from distcell.context import LaunchOptions, set_launch
+from distcell.errors import BackwardError
 
 SIMULATED = LaunchOptions(mode="simulate", ranks=4, strategy="data")
 
@@ -58,13 +59,61 @@ def test_training_is_that_of_one_device_whichever_gradients_come_in(
         assert torch.allclose(found[name], value, rtol=0, atol=1e-10), name
 
 
+class TwoHeads(nn.Module):
+    """Two outputs, each with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.tanh(self.body(x))
+        return self.left(hidden), self.right(hidden)
+
+
+@pytest.mark.parametrize("strategy", ["data", None], ids=["split", "one device"])
+def test_parameters_that_no_gradient_reaches_have_none(strategy: str | None) -> None:
+    def run(options: LaunchOptions) -> list[Tensor]:
+        set_launch(options)
+        torch.manual_seed(0)
+        net = dc.parallelize(TwoHeads().double())
+        optimizer = torch.optim.AdamW(net.parameters(), 0.1, weight_decay=0.5)
+        for step in range(4):
+            head = net(torch.ones(12, 8, dtype=torch.float64))[step % 2]
+            head.square().mean().backward()
+            idle = (net.right, net.left)[step % 2]
+            assert idle.weight.grad is None and idle.bias.grad is None
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in net.parameters()]
+
+    try:
+        wanted = run(LaunchOptions())
+        found = run(SIMULATED if strategy else LaunchOptions())
+    finally:
+        set_launch(LaunchOptions())
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-10)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    set_launch(SIMULATED)
+    try:
+        net = dc.parallelize(Net().double())
+        x = torch.ones(12, 8, dtype=torch.float64, requires_grad=True)
+        with pytest.raises(BackwardError, match="gradients of gradients"):
+            torch.autograd.grad(net(x)["loss"], x, create_graph=True)
+    finally:
+        set_launch(LaunchOptions())
+
+
 def test_a_second_backward_is_refused() -> None:
     set_launch(SIMULATED)
     try:
         net = dc.parallelize(Net().double())
         loss = net(torch.ones(12, 8, dtype=torch.float64))["loss"]
         loss.backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="a second time"):
+        with pytest.raises(BackwardError, match="a second time"):
             loss.backward()
     finally:
         set_launch(LaunchOptions())
@@ -77,7 +126,7 @@ def test_a_parameter_that_changes_between_forward_and_backward_is_refused() -> N
         loss = net(torch.ones(12, 8, dtype=torch.float64))["loss"]
         with torch.no_grad():
             net.down.weight.mul_(2)
-        with pytest.raises(RuntimeError, match=r"down\.weight. was changed in place"):
+        with pytest.raises(BackwardError, match=r"down\.weight. was changed in place"):
             loss.backward()
     finally:
         set_launch(LaunchOptions())
