@@ -111,6 +111,10 @@ def has_hooks(module: torch.nn.Module) -> bool:
     )
 
 
+call_uncompiled: Callable[..., Any] = torch.nn.Module._call_impl
+"""What calling a module does, hooks included, when `Module.compile` was not called for it."""
+
+
 def allow_foreach(kind: type[torch.nn.Parameter]) -> None:
     """Lets torch's optimizers use their fused loops for a subclass of Parameter.
 
@@ -454,7 +458,7 @@ def make_optimizers_without_compiler() -> None:
     for name in ("add_param_group", "state_dict", "load_state_dict"):
         method = getattr(torch.optim.Optimizer, name).__wrapped__
         if not hasattr(method, "__dynamo_disable"):
-            setattr(method, "__dynamo_disable", method)  # noqa: B010 (the name is not ours)
+            setattr(method, "__dynamo_disable", method)
 
 
 # As Any: the stubs of torch differ from what its C++ calls.

@@ -137,6 +137,8 @@ class OpDef:
             It is given a `Builder` and returns the refs of the results.
         run: What executes the op; omitted: the torch operator of that name.
         inplace: The target that writes its result into operand 0, when there is one.
+        into: The target that writes its result into a tensor given as `out`, when there is one
+            that does so as it computes.
     """
 
     target: str
@@ -144,6 +146,7 @@ class OpDef:
     lower: Callable[[Builder, Call], Sequence[Ref]] | None = None
     run: Callable[..., Any] | None = None
     inplace: str | None = None
+    into: str | None = None
 
 
 class Builder:

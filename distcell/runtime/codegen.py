@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from distcell import compat
+from distcell.dtype import DTYPES
 from distcell.errors import InternalError
 from distcell.graph import Op
 from distcell.program import Program
@@ -23,6 +24,15 @@ class RankExchange:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
+    def lent(self, generator: Generator, op: Op) -> list[torch.Tensor]:
+        """Where the operands of a fused reduction are best computed: the buffer that it sums in."""
+        program, rank = generator.program, generator.ranks[0]
+        values = program.graph.tensors(op)
+        shapes = [program.local_shape(value.name, rank) for value in values]
+        one = torch.empty((), dtype=DTYPES[values[0].dtype], device=generator.device)
+        like = [one.expand(shape) for shape in shapes]  # no memory of their own
+        return self._collectives.lend_many(like, *op.args[1:], label=_label(op))
+
     def write(self, generator: Generator, op: Op, inplace: bool) -> None:
         """Adds the line that runs a collective."""
         generator.declare(op, [()])
@@ -33,10 +43,7 @@ class RankExchange:
         texts = {key: generator.argument(arg, 0) for key, arg in kwargs.items()}
         if inplace:
             texts["inplace"] = "True"
-        label = label_of(op)
-        if op.many:  # its results lie in a buffer that stays and that is found by the label
-            label = f"{op.outputs[0]} {label}"
-        texts["label"] = repr(label.strip())
+        texts["label"] = repr(_label(op))
         line = call(
             generator.source.constant(method, kind),
             tuple(generator.argument(arg, 0) for arg in args),
@@ -44,6 +51,11 @@ class RankExchange:
         )
         left = generator.results(op, 0)
         generator.source.add(f"{left} = {line}" if left else line, note(op))
+
+
+def _label(op: Op) -> str:
+    # the results of a fused reduction lie in a buffer that stays, and that is found by the label
+    return f"{op.outputs[0]} {label_of(op)}".strip() if op.many else label_of(op)
 
 
 class LoadedProgram:

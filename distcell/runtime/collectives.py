@@ -254,6 +254,22 @@ class Collectives(Protocol):
         """
         ...
 
+    def lend_many(
+        self, xs: Sequence[Tensor], axes: Axes, op: ReduceKind = "sum", *, label: str = ""
+    ) -> list[Tensor]:
+        """The views that `all_reduce_many` reduces in: what is computed into them is not copied.
+
+        Collective: every member must call it. What lies in them is lost with the next
+        `all_reduce_many` of the same shapes, axes, op and label.
+
+        Args:
+            xs: Tensors of the shapes, the dtype and the device; their values do not matter.
+            axes: The axes of the group.
+            op: `sum`, `max` or `min`.
+            label: Where the collective comes from.
+        """
+        ...
+
     def barrier(self) -> None:
         """Returns when every rank of the mesh has called it."""
         ...

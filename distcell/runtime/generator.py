@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from distcell.dtype import DTYPES
 from distcell.graph import Arg, Op, Ref
 from distcell.layout import Layout, neutral_element
 from distcell.program import COLLECTIVES, Program
+from distcell.rules import table
 from distcell.runtime.checks import check_replicas, made, report_misfit
 from distcell.runtime.local_ops import is_place_dependent, kernel, place, return_count
 from distcell.runtime.source import Source, call
@@ -22,6 +24,10 @@ Key = tuple[Any, ...]
 
 class Exchange(Protocol):
     """How a collective is written; the generator asks it for every one."""
+
+    def lent(self, generator: Generator, op: Op) -> list[torch.Tensor]:
+        """Where the operands of a fused reduction are best computed; nothing when anywhere is."""
+        ...
 
     def write(self, generator: Generator, op: Op, inplace: bool) -> None:
         """Adds the lines that run a collective and declares its results."""
@@ -65,6 +71,7 @@ class Generator:
         self._checked = checked
         self._exchange = exchange
         self._shapes: dict[Layout, list[tuple[int, ...]]] = {}
+        self._into: dict[str, torch.Tensor] = {}
 
     def run(self, title: str) -> Callable[[list[Any]], list[Any]]:
         """The compiled function: one list of all classes of all inputs in, and one of outputs out.
@@ -73,6 +80,7 @@ class Generator:
             title: What tracebacks show in place of a file.
         """
         graph = self.program.graph
+        self._borrow()
         self._write_inputs()
         dying = self._dying()
         self._delete(dying.get(-1, ()))
@@ -89,6 +97,22 @@ class Generator:
             self._delete(dying.get(index, ()))
         self._write_outputs()
         return self.source.compile("program", "boxed", title)
+
+    def _borrow(self) -> None:
+        """Finds the values that can be computed right where a fused reduction sums them."""
+        graph = self.program.graph
+        uses = Counter(name for op in graph.ops for name in op.inputs)
+        uses.update(output.value for output in graph.outputs)
+        able = {
+            op.outputs[0]
+            for op in graph.ops
+            if _target_into(op) is not None and uses[op.outputs[0]] == 1
+        }
+        for op in graph.ops:
+            if op.target == "distcell.all_reduce_many" and able.intersection(op.inputs):
+                views = self._exchange.lent(self, op)
+                pairs = zip(op.args[0], views, strict=False)
+                self._into.update({ref.name: view for ref, view in pairs if ref.name in able})
 
     def declare(self, op: Op, keys: Sequence[Key], names: Sequence[str] | None = None) -> list[Key]:
         """Makes the variables of an op's results; returns the distinct keys, in order of ranks.
@@ -239,10 +263,16 @@ class Generator:
         position: int,
         placed: tuple[tuple[Arg, ...], dict[str, Arg]] | None,
     ) -> str:
+        into = self._into.get(op.outputs[0]) if op.outputs else None
+        if into is not None:
+            target = _target_into(op) or target
         function = self.source.constant(kernel(target), target.removeprefix("aten."))
         args, kwargs = placed or self._place(op, position)
         texts = tuple(self.argument(arg, position) for arg in args)
-        line = call(function, texts, {k: self.argument(a, position) for k, a in kwargs.items()})
+        options = {k: self.argument(a, position) for k, a in kwargs.items()}
+        if into is not None:
+            options["out"] = self.source.constant(into, f"buffer_{op.outputs[0]}")
+        line = call(function, texts, options)
         if op.many and return_count(target) != len(op.outputs):
             # Results that an op was asked not to make are None, and no values of the program.
             return f"{self.source.constant(made, 'made')}({line})"
@@ -378,6 +408,11 @@ class Generator:
             self.classes[storage.targets.get(index, output.value)]
             for index, output in enumerate(self.program.graph.outputs)
         ]
+
+
+def _target_into(op: Op) -> str | None:
+    definition = table.find(op.target)
+    return definition.into if definition is not None else None
 
 
 def label_of(op: Op) -> str:

@@ -190,6 +190,15 @@ class RankCollectives:
         self.log.end()
         return list(views)
 
+    def lend_many(
+        self, xs: Sequence[Tensor], axes: Axes, op: ReduceKind = "sum", *, label: str = ""
+    ) -> list[Tensor]:
+        """The views that `all_reduce_many` reduces in; see `Collectives`."""
+        self.log.begin("lend_many", axes, 0, label, counted=False)
+        _, views = self._views(self._group(axes), xs, (axes, op, label))
+        self.log.end()
+        return list(views)
+
     def barrier(self) -> None:
         """Returns when every rank of the mesh has called it."""
         group = self._control

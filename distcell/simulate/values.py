@@ -259,6 +259,10 @@ class _SimulatedExchange:
     def __init__(self, order: ReductionOrder) -> None:
         self._reduce = REDUCTIONS[order]
 
+    def lent(self, generator: Generator, op: Op) -> list[Tensor]:
+        """Nothing: reductions make new tensors here."""
+        return []
+
     def write(self, generator: Generator, op: Op, inplace: bool) -> None:
         """Adds a line for each distinct result among the ranks."""
         write = _WRITERS.get(op.target)

@@ -373,6 +373,45 @@ def test_views_of_a_lent_buffer_are_copied_when_they_leave():
     assert torch.equal(first, x)
 
 
+class LendsItsBuffer:
+    """Reduces in one flat tensor, which it lends, and copies nothing."""
+
+    def __init__(self):
+        self.flat = torch.zeros(32)
+
+    def lend_many(self, xs, axes, op, *, label):
+        return [self.flat[:16].view(4, 4), self.flat[16:].view(4, 4)]
+
+    def all_reduce_many(self, xs, axes, op, *, label):
+        return self.lend_many(xs, axes, op, label=label)
+
+
+def fused_products(*, is_used_again):
+    w = Writer()
+    x, y = w.input("x"), w.input("y")
+    products = [w.op("aten.mm.default", *pair, to=(4, 4)) for pair in ((x, y), (y, x))]
+    a, b = w.op("distcell.all_reduce_many", tuple(products), ("dp",), "sum", to=[(4, 4)] * 2)
+    w.output(a, "grad", "x")
+    w.output(b, "grad", "y")
+    if is_used_again:
+        w.output(w.op("aten.neg.default", products[0], to=(4, 4)), "output", "0")
+    return w
+
+
+def test_products_are_computed_where_a_fused_reduction_sums_them():
+    x, y = torch.randn(2, 4, 4)
+    program = load(fused_products(is_used_again=False).program(), 0, LendsItsBuffer())
+    assert program.source.count("_mm_out(") == 2
+    first, second = program([x, y])
+    assert torch.equal(first, x @ y)
+    assert torch.equal(second, y @ x)
+
+
+def test_a_product_that_is_used_elsewhere_keeps_memory_of_its_own():
+    w = fused_products(is_used_again=True)
+    assert load(w.program(), 0, LendsItsBuffer()).source.count("_mm_out(") == 1
+
+
 UNARY = ("aten.exp.default", "aten.neg.default", "aten.t.default", "aten.sin.default")
 BINARY = ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor")
 

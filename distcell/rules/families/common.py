@@ -22,6 +22,7 @@ def define(
     lower: Lower | None = None,
     run: Callable[..., Any] | None = None,
     inplace: bool = False,
+    into: bool = False,
 ) -> None:
     """Puts ops of one rule into the table.
 
@@ -32,11 +33,14 @@ def define(
         lower: As in `OpDef`.
         run: As in `OpDef`.
         inplace: Whether there are ops `exp_`, `add_.Tensor` that write into operand 0.
+        into: Whether there is an op `mm.out` that computes into a tensor given as `out`.
     """
     for name in targets.split():
         target = full_name(name)
         space, base, overload = target.split(".")
-        register(OpDef(target, of, lower, run, f"{space}.{base}_.{overload}" if inplace else None))
+        written = f"{space}.{base}_.{overload}" if inplace else None
+        out = f"{space}.{base}.out" if into else None
+        register(OpDef(target, of, lower, run, inplace=written, into=out))
 
 
 def full_name(name: str) -> str:

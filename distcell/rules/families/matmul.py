@@ -6,7 +6,7 @@ from distcell.graph import Ref
 from distcell.rules.families.common import Lower, assemble, broadcast, define
 from distcell.rules.notation import Builder, Call, OpRule, Rule, rule
 
-define("mm", rule("m k+, k+ n -> m n", linear=[{0}, {1}]))
+define("mm", rule("m k+, k+ n -> m n", linear=[{0}, {1}]), into=True)
 define("bmm", rule("b m k+, b k+ n -> b m n", linear=[{0}, {1}]))
 define("mv", rule("m k+, k+ -> m", linear=[{0}, {1}]))
 define("dot vdot", rule("k+, k+ -> .", linear=[{0}, {1}]))
