@@ -21,7 +21,7 @@ from distcell.cell_parameters import CellParameters
 from distcell.cell_precision import CellPrecision
 from distcell.cell_settings import CellSettings
 from distcell.cell_tensors import CellTensors
-from distcell.compat import has_hooks
+from distcell.compat import call_uncompiled, has_hooks
 from distcell.errors import UserNameError, UserTypeError, UserValueError
 from distcell.parameter import adopt, global_shape, set_place
 from distcell.strategy.strategy import CellRule
@@ -35,6 +35,10 @@ __all__ = [
     "is_inside_engine",
     "refresh_names",
 ]
+
+# Looked up once: construction and calls of plain Cells are to cost what torch's do.
+_Module = torch.nn.Module
+_set_attribute = torch.nn.Module.__setattr__
 
 DEVICES = ("CPU", "GPU", "Ascend")
 LEVELS = (0, 1, 2)
@@ -78,10 +82,11 @@ class Cell(
         name: str | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(auto_prefix, str):
-            name = auto_prefix
-        elif not check_bool("auto_prefix", auto_prefix):
-            self._auto_prefix = False
+        if auto_prefix is not True:
+            if isinstance(auto_prefix, str):
+                name = auto_prefix
+            else:
+                self._auto_prefix = check_bool("auto_prefix", auto_prefix)
         if name is not None:
             self.name = name
         if flags:
@@ -127,7 +132,7 @@ class Cell(
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain_call:
-            return super().__call__(*args, **kwargs)
+            return call_uncompiled(self, *args, **kwargs)
         if self._expected_inputs is not None:
             check_inputs(self._expected_inputs, args, kwargs)
         if self._requires_grad is False and torch.is_grad_enabled():
@@ -230,13 +235,14 @@ class Cell(
         return self.extend_repr()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, torch.nn.Module | torch.nn.Parameter) and name in RESERVED:
+        # Each attribute of each layer comes by here: what is cheap to ask is asked first.
+        if name in RESERVED and isinstance(value, torch.nn.Module | torch.nn.Parameter):
             raise UserNameError(
                 f"`{name}` is a name of Cell itself, which `{type(self).__name__}` gives a child",
                 hint=f"take another name, like `{name}_`",
             )
-        super().__setattr__(name, value)
-        if isinstance(value, torch.nn.Module) and self._auto_prefix:
+        _set_attribute(self, name, value)
+        if isinstance(value, _Module) and self._auto_prefix:
             refresh_names(value, name)
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> None:

@@ -63,6 +63,7 @@ class CellBase(torch.nn.Module):
     _sharding: Sharding | None = None
     # False once a call needs more than torch's: one test, so that a plain Cell costs what it did.
     _plain_call: bool = True
+    _torch_compiled: bool = False
     _cell_flags: Mapping[str, Any] = {}
     _requires_grad: bool | None = None
     _expected_inputs: tuple[torch.Tensor | DynamicTensor, ...] | None = None
@@ -76,7 +77,8 @@ class CellBase(torch.nn.Module):
         """Notes whether calls need more than torch's: for settings that act at calls."""
         is_checked = self._expected_inputs is not None
         without_grad = self._requires_grad is False
-        self._plain_call = not (self._auto_parallel or is_checked or without_grad)
+        needs = self._auto_parallel or is_checked or without_grad or self._torch_compiled
+        self._plain_call = not needs
 
 
 def refresh_names(root: torch.nn.Module, prefix: str = "") -> None:
@@ -98,9 +100,12 @@ def refresh_names(root: torch.nn.Module, prefix: str = "") -> None:
     if isinstance(root, CellBase) and not root._auto_prefix:
         return
     seen: set[int] = set()
-    for path, module in root.named_modules(prefix=prefix):
+    below = torch.nn.Module.named_modules(root, prefix=prefix)
+    for path, module in below if root._modules else ((prefix, root),):
         if isinstance(module, CellBase):
             module._cell_path = path
+        if not module._parameters:
+            continue
         start = name_start(module, path)
         for attribute, param in module._parameters.items():
             if param is not None and id(param) not in seen:

@@ -105,6 +105,8 @@ class CellGraph(CellBase):
         """
         if not inputs:
             super().compile(**options)
+            self._torch_compiled = True
+            self._refresh_call()
             return
         if options:
             raise UserTypeError(

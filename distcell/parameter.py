@@ -201,9 +201,11 @@ def set_place(parameter: torch.nn.Parameter, prefix: str, attribute: str) -> Non
     >>> weight.name
     'mlp.up.weight'
     """
-    if isinstance(parameter, Parameter) and not parameter.__dict__.get(_FIXED):
-        own = parameter.__dict__.get(_OWN_NAME, attribute)
-        parameter.__dict__[_NAME] = prefix + own
+    # torch answers isinstance of parameters slowly, and every parameter comes by here
+    if type(parameter) is Parameter or isinstance(parameter, Parameter):
+        kept = parameter.__dict__
+        if not kept.get(_FIXED):
+            kept[_NAME] = prefix + kept.get(_OWN_NAME, attribute)
 
 
 def layout(tensor: torch.Tensor) -> Layout:
@@ -217,6 +219,18 @@ def layout(tensor: torch.Tensor) -> Layout:
     """
     found: Layout | None = getattr(tensor, _LAYOUT, None)
     return Layout.of(tuple(tensor.shape)) if found is None else found
+
+
+def is_placed(tensor: torch.Tensor) -> bool:
+    """Returns whether a plan has given the tensor a layout.
+
+    Args:
+        tensor: a parameter or buffer of a Cell.
+
+    >>> is_placed(torch.zeros(2))
+    False
+    """
+    return getattr(tensor, _LAYOUT, None) is not None
 
 
 def global_shape(tensor: torch.Tensor) -> torch.Size:
