@@ -28,7 +28,7 @@ from distcell.errors import OptimizerStateError, StrategyError
 from distcell.layout import Layout
 from distcell.lazy import is_lazy, materialize
 from distcell.mesh import Mesh
-from distcell.parameter import global_shape, set_layout
+from distcell.parameter import global_shape, is_placed, layout, set_layout
 from distcell.program import Program
 from distcell.random import current_state
 from distcell.runtime.world import collectives_for
@@ -44,18 +44,36 @@ _states: WeakKeyDictionary[torch.nn.Module, ParallelState] = WeakKeyDictionary()
 
 
 def state_of(cell: Cell, options: LaunchOptions) -> ParallelState:
-    """The state of an outermost Cell, made at its first call."""
+    """The state of an outermost Cell, made at its first call.
+
+    Raises:
+        StrategyError: When the strategy was changed after parameters got their layouts.
+    """
     found = _states.get(cell)
-    if found is None or found.options != options:
-        found = _states[cell] = ParallelState(cell, options)
+    asked = _asked(cell)
+    if found is not None and found.options == options and found.asked == asked:
+        return found
+    if found is not None and found.options == options and found.layouts:
+        raise StrategyError(
+            "the strategy of the network was changed after its first call",
+            where=[f"planned under  {found.strategy.source or 'the strategy of before'}"],
+            hint="call `shard` and `set_auto_parallel_context` before the first call",
+        )
+    found = _states[cell] = ParallelState(cell, options, asked)
     return found
+
+
+def _asked(cell: Cell) -> Hashable:
+    """What the user has asked for in code: the context, and the cells' own `shard` calls."""
+    declared = [m.sharding for m in cell.modules() if isinstance(m, Cell)]
+    return auto_parallel_context(), tuple(id(each) for each in declared if each is not None)
 
 
 class ParallelState:
     """One network under one strategy on one mesh."""
 
-    def __init__(self, cell: Cell, options: LaunchOptions) -> None:
-        self.options = options
+    def __init__(self, cell: Cell, options: LaunchOptions, asked: Hashable = None) -> None:
+        self.options, self.asked = options, asked
         self.strategy = strategy_for(cell, options)
         install_state_dict_hooks(cell)
         self.mesh = Mesh(self.strategy.mesh_for(options.ranks))
@@ -82,9 +100,9 @@ class ParallelState:
                 self.calls.popitem(last=False)
         self.calls.move_to_end(key)
         if torch.is_grad_enabled():
-            loaded = self._special(loaded, cell, args, kwargs) or loaded
-        states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+            loaded = self._special(loaded, cell, (args, kwargs), leaves) or loaded
         random_key = current_state().next_key(training=cell.training)
+        states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
         return loaded(Context(states, leaves, random_key))
 
     def plan_only(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -103,15 +121,18 @@ class ParallelState:
         return LoadedCall(loadable, self.backend_for(loadable.program.mesh, cell))
 
     def _special(
-        self, loaded: LoadedCall, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        loaded: LoadedCall,
+        cell: Cell,
+        given: tuple[Sequence[Any], Mapping[str, Any]],
+        leaves: Leaves,
     ) -> LoadedCall | None:
         """The call for the gradients that came in last time, when these were not all."""
         present = loaded.present
         if present is None or all(present) or not any(present):
             return None
         if loaded.special is None or loaded.special.wanted != present:
-            _, leaves = flatten((tuple(args), dict(kwargs)))
-            loadable = self.prepare(cell, args, kwargs, leaves, present=present)
+            loadable = self.prepare(cell, *given, leaves, present=present)
             backend = self.backend_for(loadable.program.mesh, cell)
             loaded.special = LoadedCall(loadable, backend, loaded)
             loaded.special.wanted = present
@@ -180,12 +201,12 @@ class ParallelState:
             "seed": str(torch.initial_seed()),
             "call": f"{shapes} training={cell.training}",
         }
+        if self.strategy.data == "full":
+            facts["inputs"] = fingerprint(leaves)
         if not self.layouts and not any(map(is_lazy, cell.parameters())):
             facts["parameters"] = fingerprint(
                 {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
             )
-            if self.strategy.data == "full":
-                facts["inputs"] = fingerprint(leaves)
         return facts
 
     def capture(
@@ -211,6 +232,9 @@ class ParallelState:
 
     def plan(self, cell: Cell, captured: Captured | CapturedStep) -> Planned:
         """The plan of a captured call; parameters that are split already keep their layouts."""
+        # another Cell over the same parameters may have cut them already
+        if self.options.mode == "ranks":
+            self.layouts |= {p: layout(t) for p, t in cell.named_parameters() if is_placed(t)}
         groups: dict[str, list[str]] = {}
         for other, first in captured.tied.items():
             groups.setdefault(first, [first]).append(other)
@@ -243,15 +267,18 @@ class ParallelState:
         backend = self.backend_for(program.mesh, cell)
         parameters = dict(cell.named_parameters())
         for item in program.graph.inputs:
-            if item.kind != "param" or item.path in self.layouts:
+            if item.kind != "param":
                 continue
-            layout, parameter = program.layouts[item.value], parameters[item.path]
+            place, parameter = program.layouts[item.value], parameters[item.path]
+            # a parameter is cut once; one that came after the first call is cut like that before it
+            if isinstance(backend, RankBackend) and is_placed(parameter):
+                continue
             materialize(parameter)
-            self.layouts[item.path] = layout
-            set_layout(parameter, layout)
-            if isinstance(backend, RankBackend) and layout.axes:
+            self.layouts[item.path] = place
+            set_layout(parameter, place)
+            if isinstance(backend, RankBackend) and place.axes:
                 refuse_training_state(item.path, parameter)
-                piece = cut(layout, parameter.detach(), backend.mesh, backend.collectives.rank)
+                piece = cut(place, parameter.detach(), backend.mesh, backend.collectives.rank)
                 parameter.data = piece.clone() if _shares(piece, parameter) else piece
                 note_cut(parameter, backend)
 

@@ -89,7 +89,6 @@ class _StepFunction:
         given = dict(zip(self._names(len(batch)), batch, strict=True))
         _, leaves = flatten(given)
         key = self._key(state, batch)
-        random_key = current_state().next_key(training=self.net.training)
         step = self._steps.get(key)
         if step is None:
             step = self._load(state, batch, leaves)
@@ -99,7 +98,7 @@ class _StepFunction:
             while len(self._steps) > MAX_CALLS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
-        result = step(leaves, random_key)
+        result = step(leaves, current_state().next_key(training=self.net.training))
         current_state().optimizer_stepped()
         return result
 

@@ -29,14 +29,34 @@ _backends: Any = WeakTensorKeyDictionary()
 """For each parameter that is cut, what exchanges its pieces."""
 
 
+_known: list[RankBackend] = []
+"""The backends of this process, one for each mesh of a network."""
+
+
 def note_cut(parameter: Tensor, backend: RankBackend) -> None:
     """Remembers which ranks hold the other pieces of a parameter."""
     _backends[parameter] = backend
+    if backend not in _known:
+        _known.append(backend)
 
 
 def is_cut(parameter: Tensor) -> bool:
     """Whether this rank holds a piece of the parameter, not all of it."""
-    return parameter in _backends
+    return _backend_of(parameter) is not None
+
+
+def _backend_of(parameter: Tensor) -> RankBackend | None:
+    """What exchanges the pieces of a parameter; a copy of one is cut like it."""
+    found: RankBackend | None = _backends.get(parameter)
+    place = layout(parameter)
+    if found is not None or not place.axes:
+        return found
+    for backend in reversed(_known):
+        if place.axes <= set(backend.mesh.names):
+            rank = backend.collectives.rank
+            if tuple(parameter.shape) == place.local_shape(backend.mesh, rank):
+                return backend
+    return None
 
 
 def whole_tensor(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
@@ -51,9 +71,9 @@ def whole_tensor(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
         tensor([1., 1.])
     """
     value = (parameter if piece is None else piece).detach()
-    if not is_cut(parameter):
+    backend = _backend_of(parameter)
+    if backend is None:
         return value
-    backend: RankBackend = _backends[parameter]
     gather = _gather_program(backend.mesh, layout(parameter), name_of(value.dtype))
     run = _loaded(backend, gather)
     (found,) = run([value.contiguous()])
@@ -94,27 +114,30 @@ def local_state_dict(cell: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def install_state_dict_hooks(cell: Cell) -> None:
-    """Makes `state_dict()` give global values and `load_state_dict` take them."""
-    cell.register_state_dict_post_hook(_gather_state)  # type: ignore[no-untyped-call]
-    cell.register_load_state_dict_pre_hook(_cut_state)  # type: ignore[no-untyped-call]
+    """Makes `state_dict()` give global values and `load_state_dict` take them.
+
+    Each module does so for its own parameters, so that a part of the network can be saved alone.
+    """
+    for module in cell.modules():
+        if _gather_state in module._state_dict_hooks.values():
+            continue
+        module.register_state_dict_post_hook(_gather_state)
+        module.register_load_state_dict_pre_hook(_cut_state)
 
 
 def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    done: dict[int, Tensor] = {}
-    for path, parameter in module.named_parameters(remove_duplicate=False):
+    for path, parameter in module.named_parameters(recurse=False):
         if is_cut(parameter) and prefix + path in state:
-            if id(parameter) not in done:
-                done[id(parameter)] = whole_tensor(parameter)
-            state[prefix + path] = done[id(parameter)]
+            state[prefix + path] = whole_tensor(parameter)
 
 
 def _cut_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    for path, parameter in module.named_parameters(remove_duplicate=False):
+    for path, parameter in module.named_parameters(recurse=False):
         given = state.get(prefix + path)
-        if given is None or not is_cut(parameter):
+        backend = _backend_of(parameter)
+        if given is None or backend is None:
             continue
         if tuple(given.shape) == tuple(global_shape(parameter)):
-            backend = _backends[parameter]
             rank = backend.collectives.rank
             state[prefix + path] = cut(layout(parameter), given, backend.mesh, rank)
         elif tuple(given.shape) != tuple(parameter.shape):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from distcell.cell import Cell
 from distcell.errors import DataError, UserTypeError, UserValueError
+from distcell.parallel import parallelize
 
 Step = Callable[..., Tensor]
 """A training step: takes a batch, changes the weights, returns the loss before the change."""
@@ -97,14 +98,36 @@ class TrainOneStepCell(Cell):
     def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(auto_prefix=False)
         self.network, self.optimizer = network, optimizer
-        if isinstance(network, WithLossCell):
-            self._step = train_step(network.backbone, network.loss_fn, optimizer)
-        else:
-            self._step = train_step(network, None, optimizer)
+        self._step: Step | None = None
+
+    def set_auto_parallel(self, mode: bool = True) -> Self:
+        """Returns this cell, whose network is now parallel.
+
+        The step itself is no call of a network: what it trains goes through the engine.
+
+        Args:
+            mode: False makes the network a plain module again.
+        """
+        trained, _ = self._trained()
+        if mode or isinstance(trained, Cell):
+            parallelize(trained).set_auto_parallel(mode)
+        self._step = None
+        return self
 
     def construct(self, *batch: Any) -> Tensor:
         """Returns the loss before the step."""
+        if self._step is None:  # made late: the network may become parallel after this cell is made
+            trained, loss_fn = self._trained()
+            if isinstance(self.network, Cell) and self.network.is_auto_parallel:
+                trained = parallelize(trained)
+            self._step = train_step(trained, loss_fn, self.optimizer)
         return self._step(*batch)
+
+    def _trained(self) -> tuple[Any, torch.nn.Module | None]:
+        """The network that is trained, and the loss function that stands outside of it."""
+        if isinstance(self.network, WithLossCell):
+            return self.network.backbone, self.network.loss_fn
+        return self.network, None
 
 
 def train_step(
