@@ -147,3 +147,43 @@ def test_what_cannot_be_made_parallel_is_refused(make: Any, hint: str) -> None:
     with pytest.raises(UserTypeError, match="cannot be made parallel") as raised:
         parallelize(make())
     assert hint in str(raised.value)
+
+
+class Taken(nn.Module):
+    """Holds things under names of Cell's own methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.phase = nn.ModuleList([nn.Linear(2, 2)]), 3
+        self.register_buffer("recompute", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cells[0](x) * self.phase + self.recompute
+
+
+def test_what_a_module_holds_under_a_name_of_cell_stays() -> None:
+    plain, x = Taken(), torch.ones(1, 2)
+    wanted = plain(x)
+    net = parallelize(plain)
+    assert torch.equal(net(x), wanted)
+    net.phase = 4
+    assert (net.phase, net.recompute.tolist(), len(net.cells)) == (4, [1.0], 1)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(twin(x), net(x))
+
+
+def test_torchs_own_tools_work_on_cells() -> None:
+    net, x = dc.nn.Dense(2, 2), torch.ones(1, 2)
+    wanted = net(x)
+    torch.nn.utils.parametrize.register_parametrization(net, "weight", nn.Identity())
+    assert torch.allclose(net(x), wanted)
+    net(x).sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    assert all(p.grad is not None for p in net.parameters())
+
+
+@pytest.mark.slow
+def test_torch_compile_takes_a_cell() -> None:
+    net, x = dc.nn.SequentialCell(dc.nn.Dense(2, 2), dc.nn.ReLU()), torch.ones(1, 2)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), net(x))
