@@ -93,6 +93,11 @@ class RankGroup(PythonProcessGroup):  # type: ignore[misc]
     def _get_backend_name(self) -> str:
         return NAME
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        return [torch.device(kind) for kind in kinds]
+
     def _set_sequence_number_for_group(self) -> None:
         """Nothing: MPI keeps the order."""
 

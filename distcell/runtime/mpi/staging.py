@@ -92,7 +92,8 @@ def _checked(tensor: Tensor) -> Tensor:
             f"the mpi4py backend got a {tensor.layout} tensor on {tensor.device}",
             hint="dense tensors on cpu or cuda; sparse ones are only all-reduced",
         )
-    return tensor.detach() if tensor.requires_grad else tensor
+    # Always: autograd may make the tensor part of a graph before the collective has run.
+    return tensor.detach()
 
 
 def _host_like(tensor: Tensor) -> Tensor:

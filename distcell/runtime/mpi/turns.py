@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -134,5 +135,10 @@ class Turns:
                 if self._closed and not self._waiting:
                     return
             with self._running:
-                if self._waiting:
+                turn = self._waiting[0] if self._waiting else None
+                if turn is not None:
                     self._run_next()
+            if turn is not None and turn.exception() is not None:
+                # Who waits gets it too; but another collective may hang before.
+                text = f"{self._name}: a collective failed: {turn.exception()}\n"
+                sys.stderr.write(text)
