@@ -5,10 +5,8 @@ It is compared, so that a difference is an error that says what differs, not a h
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,8 +69,3 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
         if data.numel():
             total = zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().tobytes(), total)
     return f"{total:08x}"
-
-
-def text_digest(item: Any) -> str:
-    """A short digest of the printed form of something."""
-    return hashlib.sha256(repr(item).encode()).hexdigest()[:16]

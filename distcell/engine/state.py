@@ -69,6 +69,19 @@ def _asked(cell: Cell) -> Hashable:
     return auto_parallel_context(), tuple(id(each) for each in declared if each is not None)
 
 
+def leaves_of(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Leaves:
+    """The tensors of a call by path: the argument's name, then the place in it.
+
+    Raises:
+        TypeError: When an argument is given twice, as Python says it.
+    """
+    names = argument_names(cell, len(args))
+    if twice := set(names) & set(kwargs):
+        raise TypeError(f"{type(cell).__name__} got multiple values for argument {min(twice)!r}")
+    _, leaves = flatten({**dict(zip(names, args, strict=True)), **kwargs})
+    return leaves
+
+
 class ParallelState:
     """One network under one strategy on one mesh."""
 
@@ -87,8 +100,7 @@ class ParallelState:
 
     def call(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the network returns under the plan."""
-        given = {**dict(zip(argument_names(cell, len(args)), args, strict=True)), **kwargs}
-        _, leaves = flatten(given)
+        leaves = leaves_of(cell, args, kwargs)
         key = call_key(cell, args, kwargs)
         loaded = self.calls.get(key)
         if loaded is None:
@@ -107,8 +119,7 @@ class ParallelState:
 
     def plan_only(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Plans what `call` would run."""
-        given = {**dict(zip(argument_names(cell, len(args)), args, strict=True)), **kwargs}
-        _, leaves = flatten(given)
+        leaves = leaves_of(cell, args, kwargs)
         key = call_key(cell, args, kwargs)
         if key not in self.prepared:
             self.prepared.add(key)

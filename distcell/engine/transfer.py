@@ -2,7 +2,7 @@
 
 Eight ranks on two cores would plan four times slower if each did it for itself. What a call returns
 (its containers) is sent by the names of their classes; where that is not possible, every rank
-captures for itself, and the report says so.
+captures for itself: slower, and the same.
 """
 
 from __future__ import annotations
