@@ -207,13 +207,11 @@ class _Bridge(torch.autograd.Function):
                 "gradients of gradients of a parallel network are not built",
                 hint="leave `create_graph=True` out, or compute the penalty inside of the network",
             )
-        if not ctx.saved:
-            raise BackwardError(
-                "backward through a parallel network a second time: what it had saved is freed",
-                hint="add the losses and call backward once, or call the network again",
-            )
-        call, saved = ctx.call, ctx.saved.pop()
+        call = ctx.call
         call.check_unchanged(ctx.context, ctx.versions)
+        # what was saved is freed as backward goes; a second backward (`retain_graph=True`) runs
+        # forward again
+        saved = ctx.saved.pop() if ctx.saved else call.run_forward(ctx.context, write=False)[1]
         given = {str(i) for i in ctx.metas if grads[i] is not None}
         (call.general or call).present = tuple(str(i) in given for i in ctx.metas)
         if not given <= call.tangents:

@@ -84,6 +84,10 @@ def annotations_of(
         strategy, dict.fromkeys(n for p in paths for n in (p.split(".")[0], p))
     )
     inputs = {p: by_name.get(p, by_name.get(p.split(".")[0])) for p in paths}
+    named = {pattern for pattern, _ in strategy.inputs}
+    for item in graph.inputs:  # `*` means all that have dims
+        if item.kind == "input" and not graph.values[item.value].shape and item.path not in named:
+            inputs[item.path] = None
     return Annotations(
         params=found.params,
         inputs={path: spec for path, spec in inputs.items() if spec is not None},

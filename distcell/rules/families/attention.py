@@ -1,12 +1,14 @@
 """Fused scaled dot product attention, forward and backward.
 
-Batch and heads pass. Queries pass when the attention is not causal: a causal kernel counts the
+Batch and heads pass; where several heads of queries share one of keys (grouped-query attention)
+the groups pass and the heads in them stay together. Queries pass when the attention is not causal: a causal kernel counts the
 positions of its own queries from zero. Keys and values are whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from distcell.graph import Ref
 from distcell.rules.families.common import assemble, define
@@ -18,7 +20,27 @@ _OUT, _LSE = "b h q d".split(), "b h q".split()
 
 def _kinds(causal: bool, *, backward: bool = False) -> dict[str, str]:
     queries = "whole" if causal else ("sum" if backward else "pass")
-    return {"q": queries, "s": "whole", "e": "whole", "d": "whole"}
+    return {"q": queries, "s": "whole", "e": "whole", "d": "whole", "g": "whole"}
+
+
+def _grouped(call: Call, query: int, tensors: Sequence[Any]) -> tuple[list[Any], dict[str, int]]:
+    """The dims where heads of queries share heads of keys, and the sizes of the new factors.
+
+    Args:
+        call: The call.
+        query: The place of the queries among the operands; the keys come next.
+        tensors: The dims when each head of queries has its own.
+    """
+    heads, shared = call.shape(query)[1], call.shape(query + 1)[1]
+    if heads == shared:
+        return list(tensors), {}
+    # the letter `h` on a tensor of queries is the pair (h g), on keys and values it is `h` alone
+    alone = (_KEY, _VALUE)
+    grouped = [
+        dims if dims in alone else [("h", "g") if dim in ("h", ("h",)) else dim for dim in dims]
+        for dims in tensors
+    ]
+    return grouped, {"h": shared, "g": heads // shared}
 
 
 def _mask(call: Call, index: int) -> list[list[Sequence[str]]]:
@@ -31,16 +53,16 @@ def _mask(call: Call, index: int) -> list[list[Sequence[str]]]:
 def _forward(call: Call) -> OpRule:
     causal = bool(call.arg(4, "is_causal", False))
     mask = _mask(call, 3) if len(call.operands) > 3 else []
-    tensors = (_QUERY, _KEY, _VALUE, *mask, _OUT, _LSE)
-    return assemble(call, tensors, _kinds(causal))
+    tensors, sizes = _grouped(call, 0, (_QUERY, _KEY, _VALUE, *mask, _OUT, _LSE))
+    return assemble(call, tensors, _kinds(causal), sizes=sizes)
 
 
 def _backward(call: Call) -> OpRule:
     causal = bool(call.arg(7, "is_causal", False))
     operands = (_OUT, _QUERY, _KEY, _VALUE, _OUT, _LSE)
     mask = _mask(call, 6) if len(call.operands) > 6 else []
-    tensors = (*operands, *mask, _QUERY, _KEY, _VALUE)
-    return assemble(call, tensors, _kinds(causal, backward=True), linear=[{0}])
+    tensors, sizes = _grouped(call, 1, (*operands, *mask, _QUERY, _KEY, _VALUE))
+    return assemble(call, tensors, _kinds(causal, backward=True), sizes=sizes, linear=[{0}])
 
 
 define("_scaled_dot_product_flash_attention_for_cpu", _forward)
@@ -68,11 +90,11 @@ def _fused(*, backward: bool, mask_at: int | None = None) -> Rule:
         operands += [_rest(v.shape, f"x{i}") for i, v in enumerate(call.operands)][len(operands) :]
         results = results[: len(call.results)]
         results += [_rest(v.shape, f"y{i}") for i, v in enumerate(call.results)][len(results) :]
-        tensors = (*operands, *results)
+        tensors, sizes = _grouped(call, 1 if backward else 0, (*operands, *results))
         kinds = {name: "whole" for dims in tensors for name in dims if str(name)[:1] in "xy"}
         kinds |= dict.fromkeys("bh", "sum" if backward else "pass")
-        kinds |= dict.fromkeys("qsed", "whole")
-        return assemble(call, tensors, kinds, linear=[{0}] if backward else [])
+        kinds |= dict.fromkeys("qsedg", "whole")
+        return assemble(call, tensors, kinds, sizes=sizes, linear=[{0}] if backward else [])
 
     return of
 
