@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from distcell import compat
 from distcell.capture.rewrites import INVOLUTIONS, rewrite
 from distcell.capture.trace import Call, Note, Traced
 from distcell.dtype import NAMES
@@ -128,7 +129,7 @@ class _Builder:
         self.constants: dict[str, Tensor] = {}
         self.results: dict[fx.Node, Any] = {}  # the value's name; a list of names or None
         self._constant_names: dict[int, str] = {}
-        self._numbers: dict[tuple[str, tuple[Arg, ...]], str] = {}  # computed once each
+        self._numbers: dict[tuple[str, str], str] = {}  # computed once each
         self._undone: dict[str, tuple[str, Ref]] = {}
 
     def add(self, node: fx.Node) -> None:
@@ -200,16 +201,17 @@ class _Builder:
         if isinstance(call, Ref):
             self.results[node] = call.name
             return
-        if target.startswith("py.") and (known := self._numbers.get((target, args))):
+        spelt = target, repr(args)  # 1 == 1.0 == True, and they differ
+        if target.startswith("py.") and (known := self._numbers.get(spelt)):
             self.results[node] = known
             return
-        parts = made if isinstance(made, (list, tuple)) else [made]
+        parts = _asked_for(node, made) if isinstance(made, (list, tuple)) else [made]
         names = [None if part is None else self._value(base, part) for part in parts]
         self.results[node] = names if many else names[0]
         if target in INVOLUTIONS and names[0] is not None:
             self._undone[names[0]] = (target, args[0])
         if target.startswith("py.") and names[0] is not None:
-            self._numbers[target, args] = names[0]
+            self._numbers[spelt] = names[0]
         self.ops.append(
             Op(
                 call[0],
@@ -253,6 +255,20 @@ def describe(name: str, made: Any) -> Value:
     if isinstance(made, (bool, torch.SymBool)):
         return Value(name, (), "bool_")
     return Value(name, (), "int" if isinstance(made, (int, torch.SymInt)) else "float")
+
+
+def _asked_for(node: fx.Node, made: Sequence[Any]) -> Sequence[Any]:
+    """The results of an op, None for those that its mask leaves out.
+
+    Tensors without data have some of them all the same, such as the gradient of a batch norm's
+    input: what runs has not.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return made
+    mask = compat.arguments(node.target, node.args, node.kwargs).get("output_mask")
+    if mask is None:
+        return made
+    return [part if wanted else None for part, wanted in zip(made, mask, strict=True)]
 
 
 def target_name(node: fx.Node) -> str:

@@ -207,3 +207,29 @@ def test_the_rule_of_every_op_of_a_model_holds(name: str) -> None:
         seen.add(key)
         assert find(op.target), f"no rule for {op}"
         check_rule(op.target, *args, **{k: v for k, v in kwargs.items() if k != "memory_format"})
+
+
+def _without_input_gradient() -> list[tuple[nn.Module, tuple[int, ...]]]:
+    return [
+        (nn.Conv2d(3, 4, 3), (2, 3, 5, 5)),
+        (nn.ConvTranspose1d(3, 4, 3), (2, 3, 5)),
+        (nn.BatchNorm1d(3), (4, 3)),
+        (nn.BatchNorm2d(3).eval(), (2, 3, 4, 4)),
+        (nn.LayerNorm(3), (4, 3)),
+        (nn.GroupNorm(2, 4), (2, 4, 3)),
+        (nn.Linear(3, 2), (4, 3)),
+    ]
+
+
+@pytest.mark.parametrize(("net", "shape"), _without_input_gradient())
+def test_a_captured_gradient_has_the_results_that_run_gives(
+    net: nn.Module, shape: tuple[int, ...]
+) -> None:
+    graph = capture_call(net, (torch.randn(shape),), {}).graph
+    for op in graph.ops:
+        mask = next((arg for arg in op.args[-1:] if op.many and isinstance(arg, tuple)), ())
+        if mask and all(isinstance(wanted, bool) for wanted in mask):
+            assert sum(mask) == len(op.outputs), op
+    rows = [op for op in graph.ops if op.phase == "backward"]
+    assert rows
+    assert not any(graph.values[name].shape == shape for op in rows for name in op.outputs)
