@@ -1,10 +1,14 @@
 """Every rule in the table, split in every way that it allows, against the whole op."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 
 from distcell.errors import RuleError
-from distcell.graph import Op, Value
+from distcell.graph import Graph, Input, Op, Ref, Value
+from distcell.partition.infer import infer_results
 from distcell.rules import constrain, table  # noqa: F401  constrain registers itself
 from distcell.rules.check import check_rule
 from distcell.rules.notation import Call, OpDef, rule
@@ -232,12 +236,28 @@ for order in (0, 1, 3, INF, -INF):
     ex("linalg_vector_norm", R(4, 3), order, (0,))
 ex("norm.ScalarOpt_dim", R(4, 3), 2, (1,))
 
+# in another dtype
+ex("linalg_vector_norm", I(2, 4, 3).float() + 1 / 3, dtype=F64)
+for order in (0, 1, 2, 3, INF, -INF):
+    ex("linalg_vector_norm", (R(4, 3) / 3).float(), order, (0,), True, dtype=F64)
+    ex("linalg_vector_norm", torch.complex(R(4, 3), R(4, 3)), order, (0,))
+ex("sum mean prod", R(4, 3).float(), dtype=F64)
+ex("sum mean prod", I(3, 4, 3), dtype=F64)
+ex("sum prod", I(3, 4, 3), dtype=torch.int32)
+ex("sum.dim_IntList mean.dim", R(4, 3).float(), (0,), dtype=F64)
+ex("sum.dim_IntList mean.dim", R(4, 3).bfloat16(), (0,), dtype=F64)
+ex("sum.dim_IntList", B(4, 3), (0,))
+ex("prod.dim_int cumsum cumprod", R(4, 3).float(), 0, dtype=F64)
+ex("var.correction std.correction", torch.complex(R(4, 3), R(4, 3)), (0,), correction=1)
+ex("logsumexp", I(5, 4, 3), (1,))
+
 # --- softmax --------------------------------------------------------------------------------------
 MASKED = R(4, 5).masked_fill(B(4, 5), -INF)
 MASKED[1] = -INF
 ex("_softmax _log_softmax", R(4, 5), 1, False)
 ex("_softmax", R(4, 5), -2, False)
 ex("_safe_softmax", MASKED, -1)
+ex("_safe_softmax", MASKED.float(), -1, F64)
 ex("_softmax_backward_data", R(4, 5), torch.softmax(R(4, 5), 1), 1, F64)
 ex("_log_softmax_backward_data", R(4, 5), torch.log_softmax(R(4, 5), 1), -1, F64)
 
@@ -256,19 +276,29 @@ ex(f"{SDPA}_backward", R(2, 3, 4, 2), *SQUARE, *of_results(SDPA, *SQUARE, 0.0, T
 ALL = (True, True, True)
 
 
+def masks(count, most=None):
+    """Every choice of gradients that are asked for, of the first `most`; at least one."""
+    most = count if most is None else most
+    rest = (False,) * (count - most)
+    return [(*m, *rest) for m in itertools.product((True, False), repeat=most) if any(m)]
+
+
 LN = R(2, 4, 3)
 ex("native_layer_norm", LN, (3,), R(3), R(3), 1e-5)
 ex("native_layer_norm", LN, (4, 3), None, None, 1e-5)
 STATS = of_results("native_layer_norm", LN, (3,), None, None, 1e-5)[1:]
-ex("native_layer_norm_backward", R(2, 4, 3), LN, (3,), *STATS, R(3), R(3), ALL)
-ex("native_layer_norm_backward", R(2, 4, 3), LN, (3,), *STATS, R(3), None, (True, True, False))
+for mask in masks(3):
+    ex("native_layer_norm_backward", R(2, 4, 3), LN, (3,), *STATS, R(3), R(3), mask)
+for mask in masks(3, most=2):
+    ex("native_layer_norm_backward", R(2, 4, 3), LN, (3,), *STATS, R(3), None, mask)
 ex("native_layer_norm_backward", R(2, 4, 3), LN, (3,), *STATS, None, None, (True, False, False))
 ex("_fused_rms_norm", LN, (3,), R(3), None)
 GN = R(2, 6, 3)
 ex("native_group_norm", GN, R(6), R(6), 2, 6, 3, 3, 1e-5)
 ex("native_group_norm", GN, None, None, 2, 6, 3, 2, 1e-5)
 GN_STATS = of_results("native_group_norm", GN, None, None, 2, 6, 3, 3, 1e-5)[1:]
-ex("native_group_norm_backward", R(2, 6, 3), GN, *GN_STATS, R(6), 2, 6, 3, 3, ALL)
+for mask in masks(3):
+    ex("native_group_norm_backward", R(2, 6, 3), GN, *GN_STATS, R(6), 2, 6, 3, 3, mask)
 ex("native_group_norm_backward", R(2, 6, 3), GN, *GN_STATS, None, 2, 6, 3, 3, (True, False, False))
 BN = R(4, 3, 2, 2)
 ex("native_batch_norm", BN, R(3), R(3), None, None, True, 0.1, 1e-5)
@@ -278,9 +308,11 @@ ex("_native_batch_norm_legit_functional", BN, None, None, R(3), P(3), False, 0.1
 BN_STATS = of_results("native_batch_norm", BN, None, None, None, None, True, 0.1, 1e-5)[1:]
 NOTHING = torch.zeros(0, dtype=F64)
 BN_BACK = "native_batch_norm_backward"
-ex(BN_BACK, R(4, 3, 2, 2), BN, R(3), R(3), P(3), *BN_STATS, True, 1e-5, ALL)
+for mask in masks(3):
+    ex(BN_BACK, R(4, 3, 2, 2), BN, R(3), R(3), P(3), *BN_STATS, True, 1e-5, mask)
 ex(BN_BACK, R(4, 3, 2, 2), BN, None, None, None, *BN_STATS, True, 1e-5, (True, False, False))
 ex(BN_BACK, R(4, 3, 2, 2), BN, R(3), R(3), P(3), NOTHING, NOTHING, False, 1e-5, ALL)
+ex(BN_BACK, R(4, 3, 2, 2), BN, R(3), R(3), P(3), *BN_STATS, False, 1e-5, (False, True, True))
 
 # --- indexing -------------------------------------------------------------------------------------
 ex("embedding", R(5, 3), I(5, 4, 2))
@@ -354,8 +386,9 @@ def conv(shape, weight, bias, *, stride=1, padding=0, transposed=False, groups=1
     b = R(outs) if bias else None
     ex("convolution", x, w, b, *rest)
     y = of_results("convolution", x, w, b, *rest)
-    sizes, mask = ((outs,) if bias else None), (True, True, bias)
-    ex("convolution_backward", R(*y.shape), x, w, sizes, *rest, mask)
+    sizes = (outs,) if bias else None
+    for mask in masks(3, most=2 + bias):
+        ex("convolution_backward", R(*y.shape), x, w, sizes, *rest, mask)
 
 
 conv((2, 3, 4, 4), (4, 3, 3, 3), True, padding=1)
@@ -479,6 +512,7 @@ ex("_foreach_sqrt _foreach_neg _foreach_reciprocal _foreach_exp _foreach_abs", L
 ex("_foreach_sign _foreach_zero", LISTS[0])
 ex("_foreach_pow.Scalar", LISTS[0], 2)
 ex("_foreach_norm.Scalar", LISTS[0])
+ex("_foreach_norm.Scalar", (R(4, 3).float(), R(5).float()), 2, F64)
 STEPS = (torch.ones(()), torch.ones(()))
 ADAM = {
     "beta1": 0.9,
@@ -545,6 +579,10 @@ HALF = [
     ("aten.native_layer_norm_backward.default", R(2, 4, 3), LN, (3,), *STATS, R(3), R(3), ALL),
     ("aten.native_group_norm.default", GN, R(6), R(6), 2, 6, 3, 3, 1e-5),
     ("aten.mean.dim", R(4, 3), (1,)),
+    ("aten.var_mean.correction", R(4, 3), (1,)),
+    ("aten.logsumexp.default", R(4, 3), (1,)),
+    ("aten.linalg_vector_norm.default", R(4, 3)),
+    ("aten.linalg_vector_norm.default", R(4, 3), INF),
     ("aten.mse_loss.default", R(4, 3), R(4, 3), 1),
     ("aten.nll_loss_forward.default", NLL[0], NLL[1], None, 1, -100),
     ("aten.addmm.default", R(3), R(4, 5), R(5, 3)),
@@ -649,3 +687,35 @@ def test_the_examples_cover_the_lowerings_and_the_claims():
         "aten.native_layer_norm_backward.default", R(2, 4, 3), LN, (3,), *STATS, R(3), R(3), ALL
     )
     assert done.splits > 0 and done.lowerings > 0 and done.claims == 1
+
+
+def test_a_rule_may_look_at_the_type_of_a_number():
+    def of(call):
+        return rule("n -> n" if isinstance(call.op.args[1], bool) else "n! -> n!")(call)
+
+    table.register(OpDef("mylib.typed", of))
+    x, y = Value("x", (4,), "f32"), Value("y", (4,), "f32")
+    calls = [Call(Op("mylib.typed", (Ref("x"), number)), (x,), (y,)) for number in (1, True, 1.0)]
+    assert [str(table.rule_of(call)) for call in calls] == ["n! -> n!", "n -> n", "n! -> n!"]
+    ops = tuple(
+        Op("mylib.typed", (Ref("x"), number), outputs=(name,))
+        for name, number in (("y", True), ("z", 1))
+    )
+    values = {name: replace(x, name=name) for name in "xyz"}
+    graph = Graph((Input("x", "input", "x"),), ops, (), values)
+    assert [str(found) for found in table.rules_of(graph)] == ["n -> n", "n! -> n!"]
+
+
+def test_results_are_inferred_by_the_type_of_a_number():
+    x = Value("x", (4,), "i64")
+    for number, dtype in ((1, "i64"), (1.0, "f32"), (True, "i64"), (1.0, "f32")):
+        op = Op("aten.add.Scalar", (Ref("x"), number))
+        assert infer_results(op, [x]) == (((4,), dtype),)
+
+
+def test_results_are_inferred_by_what_an_op_is_now():
+    x = Value("x", (4,), "f32")
+    for wide in (False, True):
+        run = torch.Tensor.double if wide else torch.Tensor.clone
+        table.register(OpDef("mylib.wide", rule("n -> n"), run=run))
+        assert infer_results(Op("mylib.wide", (Ref("x"),)), [x])[0][1] == ("f64" if wide else "f32")

@@ -1,8 +1,8 @@
 """Fused scaled dot product attention, forward and backward.
 
 Batch and heads pass; where several heads of queries share one of keys (grouped-query attention)
-the groups pass and the heads in them stay together. Queries pass when the attention is not causal: a causal kernel counts the
-positions of its own queries from zero. Keys and values are whole.
+the groups pass and the heads in them stay together. Queries pass when the attention is not causal:
+a causal kernel counts the positions of its own queries from zero. Keys and values are whole.
 """
 
 from __future__ import annotations

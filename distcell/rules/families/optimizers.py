@@ -51,8 +51,9 @@ define("_fused_adam.tensor_lr _fused_adamw.tensor_lr _fused_sgd.tensor_lr", in_l
 
 def _norms(b: Builder, call: Call) -> Sequence[Ref]:
     """Each tensor's norm on its own."""
-    order = call.arg(1, "ord", 2)
-    return [b("aten.linalg_vector_norm.default", ref, order) for ref in call.op.args[0]]
+    order, dtype = call.arg(1, "ord", 2), call.arg(2, "dtype")
+    options = {} if dtype is None else {"dtype": dtype}
+    return [b("aten.linalg_vector_norm.default", ref, order, **options) for ref in call.op.args[0]]
 
 
 define("_foreach_norm.Scalar", in_lists("lower"), lower=_norms)

@@ -159,65 +159,82 @@ def moments(b: Builder, x: Any, dims: Sequence[int], count: int) -> tuple[Ref, R
 
 def _variance(b: Builder, call: Call) -> Sequence[Ref]:
     """`var`, `std` and `var_mean`, of all of which the first result is the spread."""
-    dims = _dims(call, 1)
+    dims, dtype = _dims(call, 1), call.results[0].dtype
     options = dict(call.op.kwargs)
     correction = options.get("correction")
     count = count_of(call, dims)
-    mean, _, squares = moments(b, call.op.args[0], dims, count)
+    mean, _, squares = moments(b, upcast(b, call.op.args[0], dtype), dims, count)
     free = count - (1 if correction is None else correction)
     spread = b("aten.mul.Scalar", squares, 1 / free if free > 0 else float("nan"))
     if call.op.target.startswith("aten.std"):
         spread = b("aten.sqrt.default", spread)
-    made = [spread, mean][: len(call.results)]
+    made = [downcast(b, ref, dtype) for ref in (spread, mean)[: len(call.results)]]
     if _keeps(call):
         return made
     return [b("aten.view.default", ref, call.results[0].shape) for ref in made]
 
 
-define("var.correction std.correction", reduce("lower"), lower=_variance)
-define("var_mean.correction std_mean.correction", reduce("lower"), lower=_variance)
+def _of_reals(call: Call) -> OpRule:
+    """As `lower`; complex numbers are whole."""
+    return reduce("whole" if call.operands[0].dtype.startswith("c") else "lower")(call)
+
+
+define("var.correction std.correction", _of_reals, lower=_variance)
+define("var_mean.correction std_mean.correction", _of_reals, lower=_variance)
 
 
 def _logsumexp(b: Builder, call: Call) -> Sequence[Ref]:
-    x, dims = call.op.args[0], _dims(call, 1)
+    dims, dtype = _dims(call, 1), call.results[0].dtype
+    x = call.op.args[0]
+    if call.operands[0].dtype != dtype:  # of whole numbers
+        x = b("aten._to_copy.default", x, dtype=DtypeArg(dtype))
+    x = upcast(b, x, dtype)
     largest = b("aten.amax.default", x, dims, True)
     # an infinite maximum would make inf - inf
     known = b("aten.eq.Scalar", b("aten.abs.default", largest), float("inf"))
     largest = b("aten.masked_fill.Scalar", largest, known, 0.0)
     summed = total(b, b("aten.exp.default", b("aten.sub.Tensor", x, largest)), dims)
-    made = b("aten.add.Tensor", b("aten.log.default", summed), largest)
+    made = downcast(b, b("aten.add.Tensor", b("aten.log.default", summed), largest), dtype)
     if not _keeps(call):
         made = b("aten.view.default", made, call.results[0].shape)
     return (made,)
 
 
-define("logsumexp", reduce("lower"), lower=_logsumexp)
+define("logsumexp", _of_reals, lower=_logsumexp)
 
 
 def _vector_norm(b: Builder, call: Call) -> Sequence[Ref]:
-    x, dims = call.op.args[0], _dims(call, 2)
-    order, keep = call.arg(1, "ord", 2), _keeps(call)
-    size = b("aten.abs.default", x)
+    dims, keep, dtype = _dims(call, 2), _keeps(call), call.results[0].dtype
+    order = call.arg(1, "ord", 2)
+    size = _sizes(b, call)
     if order in (float("inf"), float("-inf")):
         largest = "aten.amax.default" if order > 0 else "aten.amin.default"
-        return (b(largest, size, dims, keep),)
+        return (downcast(b, b(largest, size, dims, keep), dtype),)
     if order == 0:
-        return (total(b, downcast_mask(b, x, call), dims, keep),)
+        return (total(b, _one_unless_zero(b, size, dtype), dims, keep),)
     if order == 1:
-        return (total(b, size, dims, keep),)
-    powers = b("aten.mul.Tensor", x, x) if order == 2 else b("aten.pow.Tensor_Scalar", size, order)
+        return (downcast(b, total(b, size, dims, keep), dtype),)
+    square = order == 2
+    powers = b("aten.mul.Tensor", size, size) if square else _power(b, size, order)
     summed = total(b, powers, dims, keep)
-    if order == 2:
-        return (b("aten.sqrt.default", summed),)
-    return (b("aten.pow.Tensor_Scalar", summed, 1 / order),)
+    made = b("aten.sqrt.default", summed) if square else _power(b, summed, 1 / order)
+    return (downcast(b, made, dtype),)
 
 
-def downcast_mask(b: Builder, x: Any, call: Call) -> Ref:
-    """One where an element is not zero."""
-    mask = b("aten.ne.Scalar", x, 0)
-    made = b("aten._to_copy.default", mask, dtype=DtypeArg(call.results[0].dtype))
-    assert isinstance(made, Ref)
-    return made
+def _sizes(b: Builder, call: Call) -> Any:
+    """The absolute values, in the dtype in which the norm is to be computed."""
+    x, dtype = call.op.args[0], dict(call.op.kwargs).get("dtype")
+    if dtype is not None:
+        x = b("aten._to_copy.default", x, dtype=dtype)
+    return upcast(b, b("aten.abs.default", x), call.results[0].dtype)
+
+
+def _power(b: Builder, x: Any, exponent: float) -> Any:
+    return b("aten.pow.Tensor_Scalar", x, exponent)
+
+
+def _one_unless_zero(b: Builder, x: Any, dtype: str) -> Any:
+    return b("aten._to_copy.default", b("aten.ne.Scalar", x, 0), dtype=DtypeArg(dtype))
 
 
 define("linalg_vector_norm", reduce("lower", 2), lower=_vector_norm)
