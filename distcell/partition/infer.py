@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from distcell.dtype import DTYPES, name_of
 from distcell.graph import Arg, DeviceArg, DtypeArg, Op, Ref, Value
-from distcell.rules.table import implementation
+from distcell.rules.table import implementation, spelling
 
 
 def infer_results(op: Op, operands: Sequence[Value]) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -20,21 +20,28 @@ def infer_results(op: Op, operands: Sequence[Value]) -> tuple[tuple[tuple[int, .
         op: The op; `operands` are the values that it uses, in order of the arguments.
     """
     blank = Op(op.target, op.args, op.kwargs).map_refs(lambda name: Ref(""))
+    run = implementation(op.target)
     found: tuple[tuple[tuple[int, ...], str], ...] = _infer(
-        blank, tuple((v.shape, v.dtype) for v in operands)
+        blank, spelling(blank), run, tuple((v.shape, v.dtype) for v in operands)
     )
     return found
 
 
 @lru_cache(maxsize=4096)
-def _infer(op: Op, operands: tuple[tuple[tuple[int, ...], str], ...]) -> Any:
+def _infer(
+    op: Op,
+    spelt: str,
+    run: Callable[..., Any],
+    operands: tuple[tuple[tuple[int, ...], str], ...],
+) -> Any:
+    """As `infer_results`. `spelt` tells apart what `op` alone would not."""
     tensors = iter(
         [torch.empty(shape, dtype=DTYPES[dtype], device="meta") for shape, dtype in operands]
     )
     args = [_concrete(arg, tensors) for arg in op.args]
     kwargs = {key: _concrete(arg, tensors) for key, arg in op.kwargs}
     with torch.no_grad():
-        made = implementation(op.target)(*args, **kwargs)
+        made = run(*args, **kwargs)
     results = made if isinstance(made, (tuple, list)) else (made,)
     return tuple((tuple(t.shape), name_of(t.dtype)) for t in results if t is not None)
 

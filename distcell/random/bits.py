@@ -205,7 +205,7 @@ def _xor_shift(words: torch.Tensor, shift: int, buffer: torch.Tensor) -> torch.T
     return words.bitwise_xor_(buffer.bitwise_and_(scalar(_MASK32 >> shift)))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256, typed=True)
 def scalar(number: int | float) -> torch.Tensor:
     """A constant operand, kept: making one of a Python number costs more than a small operation."""
     dtype = torch.float32 if isinstance(number, float) else torch.int32

@@ -78,7 +78,9 @@ class OpRule:
         linear: The sets of operands in which the op is jointly linear: when all operands of a set
             are partial sums over an axis and the others are replicated over it, the results are
             partial sums. `mm` has {0} and {1}, `add` has {0, 1}, `neg` has {0}.
-        monotone: Whether a partial max or min of operand 0 passes.
+        monotone: Whether op(max(a, b)) = max(op(a), op(b)) in operand 0, and the same for min. The
+            check of rules tests the claim; the partitioner makes no use of it yet: it delays sums
+            alone, and a partial max or min is reduced where it is made.
         local_args: Arguments that depend on the local shape.
         priority: 0 for element-wise ops and data movement, along which layouts flow first; 1 for
             the rest.

@@ -22,7 +22,7 @@ def register(definition: OpDef) -> OpDef:
         >>> _ = register(OpDef("mylib.scale.default", rule("*, . -> *", linear=[{0}, {1}])))
     """
     _TABLE[definition.target] = definition
-    rule_of.cache_clear()
+    _rule_of.cache_clear()
     return definition
 
 
@@ -44,11 +44,28 @@ def call_of(graph: Graph, op: Op) -> Call:
     return Call(op, graph.tensors(op), results)
 
 
-@lru_cache(maxsize=65536)
 def rule_of(call: Call) -> OpRule:
     """The rule of a call. An op that is not in the table must be whole: `unknown_rule`."""
+    return _rule_of(call, spelling(call.op))
+
+
+@lru_cache(maxsize=65536)
+def _rule_of(call: Call, spelt: str) -> OpRule:
     definition = find(call.op.target)
     return definition.rule(call) if definition else unknown_rule(call)
+
+
+def spelling(op: Op) -> str:
+    """The arguments of an op as text, for the keys of caches.
+
+    Ops whose arguments are 1, 1.0 and True, or 0.0 and -0.0, are equal and do not mean the same.
+
+    Example:
+        >>> one, another = (Op("aten.add.Scalar", (Ref("x"), number)) for number in (1, 1.0))
+        >>> one == another, spelling(one) == spelling(another)
+        (True, False)
+    """
+    return repr((op.args, op.kwargs))
 
 
 def rules_of(graph: Graph) -> list[OpRule]:
@@ -120,5 +137,6 @@ __all__ = [
     "register",
     "rule_of",
     "rules_of",
+    "spelling",
     "targets",
 ]
