@@ -56,6 +56,7 @@ _LATE = {
     "local_state_dict": "distcell.engine",
     "plan": "distcell.testing",
     "simulate": "distcell.testing",
+    "whole_tensor": "distcell.engine",
 }
 
 

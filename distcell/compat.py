@@ -238,18 +238,18 @@ def with_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> I
 
     Needs `torch.nn.utils.stateless._reparametrize_module`; `torch.func.functional_call` ends
     before backward, where a module that checkpoints needs its parameters again. Recurrent layers
-    keep a second list of their parameters, `_flat_weights`.
+    keep a second list of their parameters, `_flat_weights`, and one of references to these.
     """
     recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
-    kept = [part._flat_weights for part in recurrent]
+    kept = [(part._flat_weights, part._flat_weight_refs) for part in recurrent]
     with _reparametrize_module(module, tensors):
         for part in recurrent:
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
         try:
             yield
         finally:
-            for part, weights in zip(recurrent, kept, strict=True):
-                part._flat_weights = weights
+            for part, lists in zip(recurrent, kept, strict=True):
+                part._flat_weights, part._flat_weight_refs = lists
 
 
 @contextmanager
@@ -535,3 +535,11 @@ def replace_env_rendezvous(handler: Callable[..., Any]) -> None:
 
 
 _own_env_rendezvous: Callable[..., Any] = _rendezvous_handlers["env"]
+
+
+def without_overrides() -> Any:
+    """A context in which functions of torch ignore `__torch_function__` of subclasses.
+
+    Needs `torch._C.DisableTorchFunctionSubclass`.
+    """
+    return torch._C.DisableTorchFunctionSubclass()
