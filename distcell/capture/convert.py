@@ -71,7 +71,7 @@ def _tidy(graph: Graph, constants: dict[str, Tensor]) -> tuple[Graph, dict[str, 
     kept = tuple(i for i in graph.inputs if i.kind not in optional or i.value in used)
     gone = {i.value for i in graph.inputs} - {i.value for i in kept}
     values = {name: value for name, value in graph.values.items() if name not in gone}
-    borders = tuple(b for b in graph.borders if not gone.intersection(b.inputs + b.outputs))
+    borders = tuple(b for b in graph.borders if any(n in values for n in b.inputs + b.outputs))
     graph = Graph(kept, graph.ops, graph.outputs, values, borders)
     verify(graph)
     paths = {i.path for i in kept if i.kind == "constant"}
@@ -153,11 +153,17 @@ class _Builder:
         return name
 
     def border(self, call: Call) -> Border | None:
-        """A cell's border, None where a value of it did not come to be part of the graph."""
+        """A cell's border, None where no value of it came to be part of the graph.
+
+        Values that did not (nothing traced or used them) have names that are no values: the others
+        keep their places.
+        """
         sides = [[self._known(item) for item in side] for side in (call.inputs, call.outputs)]
-        if any(name is None for side in sides for name in side):
+        if not any(name for side in sides for name in side):
             return None
-        inputs, outputs = (tuple(name for name in side if name) for side in sides)
+        inputs, outputs = (
+            tuple(name or f"dead.{place}" for place, name in enumerate(side)) for side in sides
+        )
         return Border(call.cell, inputs, outputs)
 
     def _known(self, item: Any) -> str | None:

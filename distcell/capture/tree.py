@@ -40,7 +40,8 @@ def flatten(item: Any, path: str = "") -> tuple[Spec, dict[str, Tensor]]:
     """The structure of an item, and its tensors by path, in the order of the slots.
 
     Lists, tuples, named tuples, mappings and dataclasses are taken apart; anything else that is no
-    tensor is a literal.
+    tensor is a literal. Where two tensors would have one path, as with the keys `1` and `"1"`, the
+    later one gets a number: `x.1#2`.
 
     Example:
         >>> import torch
@@ -54,7 +55,7 @@ def flatten(item: Any, path: str = "") -> tuple[Spec, dict[str, Tensor]]:
 
     def visit(part: Any, place: str) -> Spec:
         if isinstance(part, Tensor):
-            leaves[place] = part
+            leaves[_unique(place, leaves)] = part
             return Slot(len(leaves) - 1)
         found = _content(part)
         if found is None:
@@ -63,6 +64,14 @@ def flatten(item: Any, path: str = "") -> tuple[Spec, dict[str, Tensor]]:
         return Node(type(part), tuple(key for key, _ in found), items)
 
     return visit(item, path), leaves
+
+
+def _unique(place: str, taken: Mapping[str, Tensor]) -> str:
+    number, name = 1, place
+    while name in taken:
+        number += 1
+        name = f"{place}#{number}"
+    return name
 
 
 def rebuild(spec: Spec, leaves: Any) -> Any:

@@ -50,6 +50,8 @@ def _values(plan: Plan, path: str) -> Iterator[tuple[str, str]]:
         if border.cell == path:
             for word, names in (("input", border.inputs), ("output", border.outputs)):
                 for index, name in enumerate(names):
+                    if name not in plan.graph.values:
+                        continue  # nothing uses it
                     yield f"{word} {index} of `{path}`", name
     if any(border.cell == path for border in plan.graph.borders):
         for item in plan.graph.inputs:
