@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from distcell import compat
 from distcell.capture import trace
+from distcell.capture.arguments import argument_names, check_arguments, check_result, named
 from distcell.capture.convert import Sink, to_graph
 from distcell.capture.rewrites import writes
 from distcell.capture.source import failed_at, lacks_values, value_error
@@ -96,23 +96,6 @@ def capture_call(
     return capture(job, names, args, kwargs)
 
 
-def argument_names(function: Any, count: int) -> list[str]:
-    """The names of the first positional arguments of a module's or function's call."""
-    parameters = inspect.signature(getattr(function, "forward", function)).parameters
-    if hasattr(function, "construct") and not any(
-        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values()
-    ):
-        # a forward that only passes its arguments on to construct has no names of its own
-        parameters = inspect.signature(function.construct).parameters
-    names, rest = [], "args"
-    for parameter in parameters.values():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            rest = parameter.name
-    return names[:count] + [f"{rest}.{index}" for index in range(count - len(names))]
-
-
 @dataclass(frozen=True)
 class Job:
     """What to capture.
@@ -138,7 +121,8 @@ def capture(
     job: Job, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Captured:
     """The ops of `job.function(*args, **kwargs)`; `names` are those of the positional arguments."""
-    given = {**dict(zip(names, args, strict=True)), **kwargs}
+    given = named(names, args, kwargs)
+    check_arguments(given)
     spec, leaves = flatten(given)
     with _ready(job.grad), compat.fake_mode():
         body = _Body(job, spec, leaves, len(args))
@@ -237,6 +221,7 @@ class _Body:
                 with random_mode(fakes[-1]):
                     result = _explained(job.module, job.function, args, kwargs)
                 self.output_spec, leaves = flatten(result)
+                check_result(self.output_spec)
                 outputs = list(leaves.values())
                 self.results += [("output", str(number)) for number in range(len(outputs))]
                 replaced = self._replaced(state)

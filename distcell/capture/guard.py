@@ -7,36 +7,42 @@ its key is the same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from distcell.capture.tree import Node, Slot, Spec, flatten
-from distcell.capture.watch import SCALARS
+from distcell.capture.arguments import call_spec_key
+from distcell.capture.facts import SCALARS, Facts, own_numbers
+from distcell.capture.tree import flatten
 
-_SCALARS = frozenset(SCALARS)
+_SCALARS = frozenset(SCALARS) - {float}
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
-_CONTAINERS = (tuple, list, dict)
-_FUNCTIONS = frozenset((FunctionType, BuiltinFunctionType, MethodType))
 
 
 def call_key(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], extra: Hashable = None
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    extra: Hashable = None,
+    *,
+    own_hooks: bool = False,
 ) -> Hashable:
     """A value that differs whenever `capture_call` could give another graph.
 
-    It holds shapes and dtypes of all tensors, the other arguments, `training` and those attributes
-    of every submodule that are scalars or functions, what requires gradients, grad mode and
-    autocast.
+    It holds shapes and dtypes of all tensors, the other arguments, `training` and the attributes
+    of every submodule (numbers, containers, functions, configurations to a depth of three
+    objects), what requires gradients, grad mode and autocast.
 
     Args:
         module: The module that is called.
         args: Positional arguments.
         kwargs: Keyword arguments.
         extra: What else the graph is for: mesh, strategy, seed.
+        own_hooks: Whether the module's own forward hooks are captured too, and not run around it.
+
+    Raises:
+        CaptureError: An argument is an object that is no tensor, value or container of these.
 
     Example:
         >>> net = nn.Dropout(0.5)
@@ -45,8 +51,10 @@ def call_key(
         (True, False)
     """
     spec, leaves = flatten((tuple(args), dict(kwargs)))
-    tensors = tuple([_tensor_key(tensor) for tensor in leaves.values()])
-    return (extra, modes_key(), module_key(module), _spec_key(spec), tensors)
+    # whether a tensor is contiguous decides what is right for code that reads its strides
+    tensors = tuple([(*_tensor_key(t), t.is_contiguous()) for t in leaves.values()])
+    arguments = call_spec_key(module, args, kwargs, spec)
+    return (extra, modes_key(), module_key(module, own_hooks=own_hooks), arguments, tensors)
 
 
 def modes_key() -> Hashable:
@@ -60,68 +68,60 @@ def modes_key() -> Hashable:
     return (torch.is_grad_enabled(), torch.get_default_dtype(), autocast)
 
 
-def module_key(module: nn.Module) -> Hashable:
+def module_key(module: nn.Module, *, own_hooks: bool = False) -> Hashable:
     """What the module and all its submodules would do, as far as attributes tell."""
     found: list[Any] = []
-    waiting, seen = [module], {id(module)}
-    while waiting:
-        part = waiting.pop()
+    parts = _parts(module)
+    own = own_numbers(parts)
+    facts = Facts(own)
+    for part in parts:
         found.append(type(part))
         for name, item in part.__dict__.items():
             if name not in _OWN:
                 kind = type(item)
-                if kind in _SCALARS:
-                    found.append((name, kind, item))  # 1 == 1.0 == True, and they differ
-                elif kind in _FUNCTIONS:
-                    # an activation, say; weakly, for it may hold the module that keeps the key
-                    found.append((name, ref(item)))
-                elif kind in _CONTAINERS or isinstance(item, Tensor):
-                    found.append((name, _attribute_key(item)))
+                # 1 == 1.0 == True, and they differ
+                found.append((name, kind, item) if kind in _SCALARS else (name, facts.of(item)))
         for name, parameter in part._parameters.items():
             if parameter is not None:  # which modules share one is told by its id
                 found.append((name, id(parameter), *_tensor_key(parameter)))
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 found.append((name, *_tensor_key(buffer)))
-        if part._forward_hooks or part._forward_pre_hooks:
-            found.append((*part._forward_hooks, *part._forward_pre_hooks))
-        for child in part._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
+        if part._modules:
+            found.append(tuple([(name, own.get(id(m))) for name, m in part._modules.items()]))
+        if _has_hooks(part) and (part is not module or own_hooks):
+            found += [(*key, facts.of(hook)) for key, hook in hooks_of(part)]
     return tuple(found)
 
 
-def _attribute_key(item: Any) -> Hashable:
-    """The key of an attribute: a tensor until it is written, lists and dicts by their scalars."""
-    if isinstance(item, Tensor):
-        return (id(item), item._version)
-    parts = item.items() if isinstance(item, dict) else enumerate(item)
-    return tuple(
-        [
-            (name, type(part), part if type(part) in _SCALARS else _attribute_key(part))
-            for name, part in parts
-            if type(part) in _SCALARS or type(part) in _CONTAINERS
-        ]
+def hooks_of(part: nn.Module) -> list[tuple[tuple[str, int], Any]]:
+    """The hooks of a module: of which kind, their number, and what is called."""
+    return [
+        ((kind, number), hook)
+        for kind in ("forward_pre", "forward", "backward_pre", "backward")
+        for number, hook in getattr(part, f"_{kind}_hooks").items()
+    ]
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return bool(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
     )
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """The module and all below it, each once; faster than `modules()`."""
+    parts, seen = [module], {id(module)}
+    for part in parts:  # grows as it goes
+        for child in part._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                parts.append(child)
+    return parts
 
 
 def _tensor_key(tensor: Tensor) -> tuple[Hashable, ...]:
     return (tensor.shape, tensor.dtype, tensor.requires_grad)
-
-
-def _spec_key(spec: Spec) -> Hashable:
-    """The structure of the arguments, with literals by type and value."""
-    if isinstance(spec, Slot):
-        return spec
-    if isinstance(spec, Node):
-        return (spec.kind, spec.keys, tuple([_spec_key(item) for item in spec.items]))
-    return (type(spec), spec if _hashable(spec) else id(spec))
-
-
-def _hashable(item: Any) -> bool:
-    try:
-        hash(item)
-    except TypeError:
-        return False
-    return True

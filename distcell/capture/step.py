@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from distcell.capture.cell import Captured, Job, argument_names, capture
+from distcell.capture.arguments import argument_names
+from distcell.capture.cell import Captured, Job, capture
 from distcell.capture.convert import Namer
 from distcell.capture.probe import StateMeta
 from distcell.capture.tree import Spec, rebuild

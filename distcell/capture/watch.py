@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections import UserDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from distcell import compat
-from distcell.capture.tree import leaf_values
+from distcell.capture.facts import SCALARS, Facts, attributes_of, is_plain, own_numbers, value_key
+from distcell.capture.guard import hooks_of
 from distcell.errors import CaptureError, combine
 from distcell.scope import current_cell
-
-SCALARS = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
-"""Types of attributes that decide what a module does, by their value."""
 
 
 def scalar(item: Any) -> Any:
@@ -35,45 +33,135 @@ def scalar(item: Any) -> Any:
     return None
 
 
+_OWN = frozenset(nn.Module().__dict__) - {"training"}
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What an attribute said: its key, itself if it is scalar, and if it holds a fake tensor."""
+
+    key: Hashable
+    scalar: Any
+    fake: bool
+
+
+class _Reader:
+    """Reads attributes, and keeps shallow copies of what can change in place."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.own = own_numbers(modules)
+        self._kept: dict[int, tuple[Any, Any]] = {}
+
+    def read(self, item: Any) -> _Said:
+        """What an attribute says now."""
+        facts = Facts(self.own)
+        key = facts.of(item)
+        return _Said(key, scalar(item), any(map(compat.is_fake, facts.tensors)))
+
+    def keep(self, item: Any) -> _Said:
+        """The same, with a copy of all that is read."""
+        facts = Facts(self.own)
+        key = facts.of(item)
+        for number, (_, part) in facts.met.items():
+            if number not in self._kept and (content := _content(part)) is not None:
+                self._kept[number] = (part, content)
+        return _Said(key, scalar(item), False)
+
+    def restore(self) -> None:
+        """Puts back what is another one now."""
+        for item, content in self._kept.values():
+            if not _alike(_content(item), content):
+                _put_back(item, content)
+
+
+def _content(item: Any) -> Any:
+    """A shallow copy of what can change in place, None where nothing can."""
+    if isinstance(item, (list, set, bytearray, deque, np.ndarray)):
+        return item.copy()
+    if isinstance(item, (dict, UserDict)):
+        return dict(item)
+    kind: Any = type(item)
+    if is_plain(kind) and not isinstance(item, (nn.Module, type)):
+        return dict(attributes_of(item))
+    return None
+
+
+def _alike(now: Any, before: Any) -> bool:
+    if isinstance(before, np.ndarray):
+        return value_key(now) == value_key(before) is not None
+    if isinstance(before, dict):
+        same = list(now) == list(before)
+        return same and all(now[name] is item for name, item in before.items())
+    if isinstance(before, (list, deque)):
+        return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    return bool(now == before)
+
+
+def _put_back(item: Any, content: Any) -> None:
+    if isinstance(item, np.ndarray):
+        item[...] = content
+    elif isinstance(item, (list, bytearray)):
+        item[:] = content
+    elif isinstance(item, deque):
+        item.clear()
+        item.extend(content)
+    elif isinstance(item, (set, dict, UserDict)):
+        item.clear()
+        item.update(content)
+    else:
+        for name in {name for name, _ in attributes_of(item)} - set(content):
+            object.__delattr__(item, name)
+        for name, part in content.items():
+            object.__setattr__(item, name, part)
+
+
 @dataclass(frozen=True)
 class _Snapshot:
-    """The attributes of a module, its scalars apart: a list changes in place."""
+    """The attributes of a module, and what they said."""
 
     path: str
     module: nn.Module
     attributes: dict[str, Any]
-    scalars: dict[str, Any]
     buffers: dict[str, Any]
+    hooks: dict[tuple[str, int], Any]
+    said: dict[Any, _Said]
+    reader: _Reader
 
     @classmethod
-    def of(cls, path: str, module: nn.Module) -> _Snapshot:
-        attributes = dict(module.__dict__)
-        scalars = {name: scalar(item) for name, item in attributes.items()}
-        return cls(path, module, attributes, scalars, dict(module._buffers))
+    def of(cls, path: str, module: nn.Module, reader: _Reader) -> _Snapshot:
+        attributes, hooks = dict(module.__dict__), dict(hooks_of(module))
+        named = {n: item for n, item in attributes.items() if n not in _OWN} | hooks
+        said = {name: reader.keep(item) for name, item in named.items()}
+        return cls(path, module, attributes, dict(module._buffers), hooks, said, reader)
 
     def restore(self) -> None:
         for name in set(self.module.__dict__) - set(self.attributes):
             del self.module.__dict__[name]
         self.module.__dict__.update(self.attributes)
-        for name, before in self.scalars.items():
-            item = self.attributes[name]
-            if isinstance(item, list) and before is not None:
-                item[:] = before
         for name in set(self.module._buffers) - set(self.buffers):
             del self.module._buffers[name]
 
     def errors(self) -> Iterator[CaptureError]:
         """What the call changed that it may not change."""
-        for name, item in {**self.module.__dict__, **self.module._buffers}.items():
-            if name in self.attributes and item is self.attributes[name]:
-                before, after = self.scalars[name], scalar(item)
-            else:
-                before, after = self.scalars.get(name), scalar(item)
-                if _holds_fake(item):
-                    yield self._left(name)
-                    continue
-            if (before,) != (after,) or (name not in self.attributes and after is not None):
-                yield self._changed(name, before, item)
+        for key, hook in self.hooks.items():
+            if (now := self.reader.read(hook)).key != self.said[key].key:
+                yield self._hook(key[0], now)
+        for name in [*self.attributes, *(n for n in self.module.__dict__ if n not in self.said)]:
+            if name not in _OWN:
+                yield from self._attribute(name)
+        for name, item in self.module._buffers.items():
+            if item is not self.buffers.get(name) and compat.is_fake(item):
+                yield self._left(name)
+
+    def _attribute(self, name: str) -> Iterator[CaptureError]:
+        item = self.module.__dict__.get(name, _MISSING)
+        now, before = self.reader.read(item), self.said.get(name)
+        if before is None and item is None:
+            return  # the same as if it were made anew each time
+        if before is not None and now.key == before.key:
+            return
+        yield self._left(name) if now.fake else self._changed(name, before, now)
 
     def _left(self, name: str) -> CaptureError:
         return CaptureError(
@@ -82,18 +170,24 @@ class _Snapshot:
             hint="return the tensor from the call, or register it as a buffer before the call",
         )
 
-    def _changed(self, name: str, before: Any, after: Any) -> CaptureError:
+    def _changed(self, name: str, before: _Said | None, now: _Said) -> CaptureError:
+        first = before.scalar if before is not None else None
+        change = "what it holds is another one after the call"
+        if first is not None or now.scalar is not None:
+            change = f"from {first!r} to {now.scalar!r}"
         return CaptureError(
             f"the call changes the attribute `{_join(self.path, name)}`",
-            where=[f"from {before!r} to {after!r}; a captured step would not do that again"],
+            where=[f"{change}; a captured step would not do that again"],
             hint="change it outside of the call, or make it a buffer",
         )
 
-
-def _holds_fake(item: Any) -> bool:
-    if isinstance(item, nn.Module) or not isinstance(item, (torch.Tensor, dict, list, tuple)):
-        return False
-    return any(compat.is_fake(leaf) for leaf in leaf_values(item))
+    def _hook(self, kind: str, now: _Said) -> CaptureError:
+        does = "keeps a tensor" if now.fake else "changes what it holds"
+        return CaptureError(
+            f"a {kind} hook of cell `{self.path}` {does}",
+            where=["hooks of inner cells are captured; a captured step would not do that again"],
+            hint="return the tensor from the call, or put the hook on the outermost cell",
+        )
 
 
 def _join(path: str, name: str) -> str:
@@ -111,7 +205,8 @@ def unchanged(module: nn.Module) -> Iterator[Callable[[], None]]:
         CaptureError: When the call changed an attribute, left a tensor without values in one, or
             drew random numbers that are not torch's.
     """
-    snapshots = [_Snapshot.of(path, part) for path, part in module.named_modules()]
+    reader = _Reader(list(module.modules()))
+    snapshots = [_Snapshot.of(path, part, reader) for path, part in module.named_modules()]
     python, numpy = random.getstate(), np.random.get_state()
 
     def check_random() -> None:
@@ -131,6 +226,7 @@ def unchanged(module: nn.Module) -> Iterator[Callable[[], None]]:
     except BaseException:
         for snapshot in snapshots:
             snapshot.restore()
+        reader.restore()
         random.setstate(python)
         np.random.set_state(numpy)
         raise

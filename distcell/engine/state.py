@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distcell.capture import Captured, CapturedStep, capture_call, flatten, rebuild
-from distcell.capture.cell import argument_names
+from distcell.capture.arguments import argument_names
 from distcell.capture.guard import call_key
 from distcell.cell import Cell, declared_rules, inside_engine
 from distcell.context import LaunchOptions, auto_parallel_context

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from distcell.capture import capture_step, flatten, hyperparameters, rebuild
-from distcell.capture.cell import argument_names
+from distcell.capture.arguments import argument_names
 from distcell.capture.guard import call_key
 from distcell.cell import Cell, inside_engine
 from distcell.context import auto_parallel_context, launch

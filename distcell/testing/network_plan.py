@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distcell.capture import Captured, capture_call, flatten
-from distcell.capture.cell import argument_names
+from distcell.capture.arguments import argument_names
 from distcell.cell import declared_rules, inside_engine
 from distcell.engine.planning import Planned, plan_graph, with_rules
 from distcell.errors import NotFoundError, UserTypeError, did_you_mean
@@ -116,7 +116,11 @@ class NetworkPlan:
         name = tied_paths(self.net).get(path, path)
         kinds = ("param", "buffer", "input")  # the path of an incoming gradient is a number
         found = [i.value for i in graph.inputs if i.path == name and i.kind in kinds]
-        found = found or list(self._border(path)[1]) or [n for n in (path,) if n in layouts]
+        found = (
+            found
+            or [n for n in self._border(path)[1] if n in layouts]
+            or [n for n in (path,) if n in layouts]
+        )
         if len(found) == 1:
             return layouts[found[0]]
         known = [*(i.path for i in graph.inputs), *(b.cell for b in graph.borders)]
@@ -124,13 +128,13 @@ class NetworkPlan:
         what = f"`{path}` has {len(found)} outputs" if found else f"the plan has no `{path}`"
         raise NotFoundError(what, hint=hint)
 
-    def input_layouts(self, cell: str) -> tuple[Layout, ...]:
-        """The layouts of the tensors that enter the first call of a cell."""
-        return tuple(self.planned.plan.layouts[name] for name in self._border(cell)[0])
+    def input_layouts(self, cell: str) -> tuple[Layout | None, ...]:
+        """The layouts of the tensors that enter the first call of a cell, None for unused ones."""
+        return tuple(map(self.planned.plan.layouts.get, self._border(cell)[0]))
 
-    def output_layouts(self, cell: str) -> tuple[Layout, ...]:
-        """The layouts of the tensors that leave the first call of a cell."""
-        return tuple(self.planned.plan.layouts[name] for name in self._border(cell)[1])
+    def output_layouts(self, cell: str) -> tuple[Layout | None, ...]:
+        """The layouts of the tensors that leave the first call of a cell, None for unused ones."""
+        return tuple(map(self.planned.plan.layouts.get, self._border(cell)[1]))
 
     def explain(self, path: str) -> str:
         """Why something has its layout: each axis with the way back to its annotation.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from distcell.capture import Captured, capture_call
 from distcell.dtype import DTYPES
+from distcell.errors import CaptureError
 from distcell.graph import DeviceArg, DtypeArg, Graph, Op, Ref, from_json, to_json, verify
 from distcell.random import random_mode
 from distcell.scope import track
@@ -467,3 +468,72 @@ def test_recurrent_layers_use_the_parameters_of_the_graph(kind: Any) -> None:
 def test_transposing_twice_leaves_no_op() -> None:
     graph = capture_call(nn.Linear(3, 2), (torch.ones(4, 3),), {}).graph
     assert [op.target for op in graph.ops].count("aten.t.default") == 2
+
+
+class Doubled(nn.Module):
+    """Gives back the containers whose tensors have one path."""
+
+    def forward(self, x: Any) -> Any:
+        return {1: x[1] * 2, "1": x["1"] * 3, "a": {"b": x["a"]["b"] * 4}, "a.b": x["a.b"] * 5}
+
+
+def test_tensors_whose_paths_are_alike_are_all_captured() -> None:
+    one, two, three, four = (torch.full((2,), float(n), requires_grad=True) for n in range(4))
+    given = {1: one, "1": two, "a": {"b": three}, "a.b": four}
+    names = {"x.1": one, "x.1#2": two, "x.a.b": three, "x.a.b#2": four}
+    captured = check(Doubled(), given, inputs=names)
+    assert len([o for o in captured.graph.outputs if o.kind == "output"]) == 4
+
+
+def test_arguments_of_one_name_are_an_error() -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor, /, **rest: Tensor) -> Tensor:
+            return x + rest["x"]
+
+    with pytest.raises(CaptureError, match="two arguments have the name `x`"):
+        capture_call(Both(), (torch.ones(2),), {"x": torch.ones(2)})
+
+
+class Masked(nn.Module):
+    """A cell whose first argument is a tensor that nobody computes with."""
+
+    def __init__(self, uses: bool) -> None:
+        super().__init__()
+        self.inner = Inner(uses)
+        self.mask = torch.ones(3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(self.mask, x)[1]
+
+
+class Inner(nn.Module):
+    def __init__(self, uses: bool) -> None:
+        super().__init__()
+        self.uses, self.linear = uses, nn.Linear(3, 3)
+
+    def forward(self, mask: Tensor, x: Tensor) -> Any:
+        return mask.sum(), self.linear(x * mask if self.uses else x)
+
+
+def test_dead_tensors_keep_the_places_of_the_others_in_a_border() -> None:
+    for uses in (True, False):
+        graph = capture_call(Masked(uses), (torch.ones(2, 3),), {}).graph
+        border = next(border for border in graph.borders if border.cell == "inner")
+        assert len(border.inputs) == len(border.outputs) == 2
+        assert border.inputs[1] == "x" and border.outputs[1] in graph.values
+        assert (border.inputs[0] in graph.values) is uses
+        assert border.outputs[0] not in graph.values
+
+
+@pytest.mark.slow
+def test_a_border_with_a_dead_tensor_is_annotated_at_its_place() -> None:
+    from distcell.testing import plan
+
+    text = (
+        "distcell: 1\nmesh: {dp: 2, tp: 2}\ninputs: {'*': [dp, _]}\n"
+        "cells: {inner: {in: [null, [[dp, tp], _]]}}"
+    )
+    planned = plan(Masked(uses=False), torch.ones(4, 3), text, 4)
+    explained = planned.explain("inner")
+    assert "input 1 of `inner`  f32[4@(dp,tp), 3]" in explained
+    assert "input 0" not in explained
