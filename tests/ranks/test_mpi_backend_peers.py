@@ -54,16 +54,22 @@ def over(backend: str, job: Job) -> list[Tensor]:
 def assert_equal_over_both(job: Job, *, tolerance: float = 1e-5) -> list[Tensor]:
     got, want = over("mpi4py", job), over("gloo", job)
     assert len(got) == len(want) and got
+    largest = max(float(other.abs().max()) for other in want if other.numel())
     for one, other in zip(got, want, strict=True):
-        assert torch.isfinite(one.double()).all()
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+        assert one.shape == other.shape and one.dtype == other.dtype
+        assert torch.isfinite(one).all()
+        assert not one.numel() or float((one - other).abs().max()) <= tolerance * largest
     return got
 
 
 def make_model() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 12), nn.Linear(12, 4)
+        nn.Linear(8, 16, bias=False),
+        nn.BatchNorm1d(16),
+        nn.GELU(),
+        nn.Linear(16, 12),
+        nn.Linear(12, 4),
     )
 
 
@@ -112,8 +118,11 @@ def hooked(hook: str) -> Job:
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         else:
             compress = getattr(default_hooks, hook)
-            # Under another name: torch asks for NCCL by the name of the bf16 hook.
-            model.register_comm_hook(None, lambda state, bucket: compress(state, bucket))
+
+            def by_another_name(state: object, bucket: dist.GradBucket):
+                return compress(state, bucket)  # torch knows by its name which hook wants NCCL
+
+            model.register_comm_hook(None, by_another_name)
         losses = train(model, torch.optim.SGD(model.parameters(), lr=0.1), rank())
         return [*losses, *weights(model)]
 
@@ -177,7 +186,8 @@ DDP_JOBS: dict[str, Callable[[], Job]] = {
 
 @pytest.mark.parametrize("name", DDP_JOBS)
 def test_ddp(name: str) -> None:
-    assert_equal_over_both(DDP_JOBS[name](), tolerance=2e-2 if "bf16" in name else 1e-5)
+    tolerance = {"fp16 hook": 2e-3, "bf16 hook": 2e-2}.get(name, 1e-5)
+    assert_equal_over_both(DDP_JOBS[name](), tolerance=tolerance)
 
 
 def test_ddp_equals_one_process() -> None:
