@@ -7,6 +7,7 @@ Each function says which part of torch it needs; `python -m distcell doctor` and
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,11 +105,36 @@ def has_hooks(module: torch.nn.Module) -> bool:
     Args:
         module: Its children's hooks do not count.
     """
-    own = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
     shared = torch.nn.modules.module
-    return any(getattr(module, name) for name in own) or any(
-        getattr(shared, f"_global{name}") for name in own
+    return any(getattr(module, name) for name in _OWN_HOOKS) or any(
+        getattr(shared, f"_global{name}") for name in _OWN_HOOKS
     )
+
+
+_OWN_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+
+@contextmanager
+def without_own_hooks(module: torch.nn.Module) -> Iterator[None]:
+    """A context in which calling the module runs no hooks of its own; its children's do run.
+
+    Needs the dicts of hooks of `torch.nn.Module`.
+    """
+    kept = {name: module.__dict__[name] for name in _OWN_HOOKS}
+    module.__dict__.update({name: OrderedDict() for name in _OWN_HOOKS})
+    try:
+        yield
+    finally:
+        module.__dict__.update(kept)
+
+
+def has_global_gradient_hooks() -> bool:
+    """Returns whether there are hooks on the gradients of all modules.
+
+    Needs the dicts of hooks of `torch.nn.modules.module`.
+    """
+    shared = torch.nn.modules.module
+    return bool(shared._global_backward_hooks or shared._global_backward_pre_hooks)
 
 
 call_uncompiled: Callable[..., Any] = torch.nn.Module._call_impl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,18 +69,21 @@ def capture_call(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     grad: bool = True,
     gradients_present: Sequence[bool] | None = None,
+    own_hooks: bool = True,
 ) -> Captured:
     """The ops of `module(*args, **kwargs)` and of its backward, at global shapes.
 
     Nothing is computed: only shapes and dtypes of the tensors matter. The module is not changed.
 
     Args:
-        module: The module; its own hooks are part of the call.
+        module: The module; forward hooks within it are part of the call.
         args: Positional arguments; tensors in containers are found.
         kwargs: Keyword arguments.
         shapes: Global shapes of parameters and buffers by path, where the module holds slices.
         grad: Whether backward is captured too, if anything needs it.
         gradients_present: For each differentiable output whether a gradient comes in for it.
+        own_hooks: Whether the module's own hooks are part of the call; else who runs the graph runs
+            them around it.
 
     Raises:
         CaptureError: When the call depends on a tensor's value, changes an attribute, or does
@@ -93,7 +96,8 @@ def capture_call(
     """
     names = argument_names(module, len(args))
     job = Job(module, module, shapes=shapes or {}, grad=grad, present=gradients_present)
-    return capture(job, names, args, kwargs)
+    with nullcontext() if own_hooks else compat.without_own_hooks(module):
+        return capture(job, names, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ def capture(
     given = named(names, args, kwargs)
     check_arguments(given)
     spec, leaves = flatten(given)
+    if job.grad and torch.is_grad_enabled():
+        _refuse_gradient_hooks(job.module)
     with _ready(job.grad), compat.fake_mode():
         body = _Body(job, spec, leaves, len(args))
         traced = trace.run_trace(body, body.fakes, body.recorder)
@@ -133,6 +139,23 @@ def capture(
         traced, body.inputs, body.sinks(traced), list(_plain_tensors(job.module))
     )
     return Captured(graph, constants, body.output_spec, body.tied, body.differentiable)
+
+
+def _refuse_gradient_hooks(module: nn.Module) -> None:
+    for path, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise CaptureError(
+                f"{f'cell `{path}`' if path else 'the network'} has a hook on its gradients",
+                where=["it would run once, when the step is captured, and never with values"],
+                hint="remove it, and put it on the outermost cell of a loop of your own, or use "
+                "`register_hook` of parameters there",
+            )
+    if compat.has_global_gradient_hooks():
+        raise CaptureError(
+            "there is a hook on the gradients of all modules",
+            where=["it would run once, when the step is captured, and never with values"],
+            hint="remove it, and hook the outermost cell in a loop of your own",
+        )
 
 
 @contextmanager

@@ -239,6 +239,7 @@ class ParallelState:
                 shapes=shapes,
                 grad=torch.is_grad_enabled(),
                 gradients_present=present,
+                own_hooks=False,  # they run around the engine, at every call
             )
 
     def plan(self, cell: Cell, captured: Captured | CapturedStep) -> Planned:

@@ -103,7 +103,11 @@ class _StepFunction:
         return result
 
     def _key(self, state: ParallelState, batch: Sequence[Any]) -> Hashable:
-        return id(state), call_key(self.net, batch, {}), optimizer_key(self.optimizer)
+        return (
+            id(state),
+            call_key(self.net, batch, {}, own_hooks=True),
+            optimizer_key(self.optimizer),
+        )
 
     def _names(self, count: int) -> list[str]:
         """The names of the items of a batch, as patterns on inputs match them."""
