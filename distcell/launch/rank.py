@@ -54,6 +54,7 @@ def run_as_rank(arguments: Sequence[str], found: RankEnvironment) -> int:
     command, error = _parse(arguments)
     if not _join(command, found):
         return BackendError.exit_code
+    watchdogs: list[Watchdog] = []
 
     def body() -> None:
         if command is None:
@@ -66,10 +67,14 @@ def run_as_rank(arguments: Sequence[str], found: RankEnvironment) -> int:
         mine = described[found.rank]
         local = [entry["cores"] for entry in described if entry["host"] == mine["host"]]
         _set_up(command, found.size, threads_for(mine["cores"], local, core_quota()))
-        Watchdog(command.stall_after).start()
+        watchdogs.append(Watchdog(command.stall_after))
+        watchdogs[0].start()
         _run_script(command)
 
-    return run_to_the_end(body, _path(command) if command else "")
+    code = run_to_the_end(body, _path(command) if command else "")
+    for watchdog in watchdogs:
+        watchdog.end()
+    return code
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Command | None, DistcellError | None]:

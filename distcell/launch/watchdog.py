@@ -32,6 +32,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="distcell-watchdog", daemon=True)
         self._stall_after = stall_after
         self._main = threading.main_thread().ident
+        self._ended = threading.Event()
         shared = world.store()
         # Of its own: the main thread may block for long in a request over the shared connection.
         self._store = clone_store(shared) if shared is not None else None
@@ -43,10 +44,16 @@ class Watchdog(threading.Thread):
         pause = min(_LONGEST_PAUSE_S, self._stall_after / 5)
         try:
             while not self._overdue() and not self._store.check(["stall/first"]):
-                time.sleep(pause)
+                if self._ended.wait(pause):
+                    return
             self._answer(reports=self._store.add("stall/first", 1) == 1)
         except STORE_IS_GONE:  # the job is ending for another reason
             return
+
+    def end(self) -> None:
+        """Stops watching. A thread inside of the store when Python ends would take it down."""
+        self._ended.set()
+        self.join()
 
     def _overdue(self) -> bool:
         entry = _pending()

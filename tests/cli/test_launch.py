@@ -321,3 +321,10 @@ def test_under_torchrun_mpi_is_refused_because_every_rank_would_be_alone(scripts
     done = run([*TORCHRUN, "distcell.launch", "--backend", "mpi", "says.py"], scripts)
     assert done.returncode != 0
     assert "torchrun started 2 ranks, MPI sees 1" in done.stderr
+
+
+@needs_mpi
+def test_a_watchdog_that_looks_often_does_not_take_a_job_down_at_its_end(scripts):
+    (scripts / "empty.py").write_text("import distcell\n")
+    done = run([str(MPIRUN), "-n", "2", *LAUNCH, "--stall-after", "0.0005", "empty.py"], scripts)
+    assert (done.returncode, done.stderr) == (0, "")
