@@ -84,7 +84,7 @@ def test_the_losses_at_the_top_of_the_readme_are_those_of_eight_ranks(tmp_path: 
     command = re.search(r"mpirun .*", top.text)
     assert command is not None
     done = run_command(f"{command[0]} --steps 20", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     shown, found = (
         dict(re.findall(r"^step (\d+)/.*loss (\S+)", t, re.M)) for t in (top.text, done.stdout)
     )
