@@ -19,6 +19,9 @@ from distcell.dtype import itemsize
 from distcell.layout import Dim, Layout, Part, interval
 from distcell.mesh import Mesh
 
+GRADIENTS = {"grad": "param", "grad_input": "input"}
+"""The kinds of outputs that are gradients, and the kind of input that each is the gradient of."""
+
 HOST_TYPES = ("int", "float", "bool_", "none")
 """Dtypes of values that are plain Python numbers, not tensors."""
 
@@ -228,8 +231,9 @@ class Output:
 
     Args:
         value: The value's name. One value may leave several times.
-        kind: `output` (what the Cell returns), `grad` (of the parameter or input `path`),
-            `param`, `buffer`, `state` (the new value of the input of the same kind and path).
+        kind: `output` (what the Cell returns), `grad` (of the parameter `path`), `grad_input` (of
+            the input `path`), `param`, `buffer`, `state` (the new value of the input of the same
+            kind and path).
         path: As in `Input`.
     """
 

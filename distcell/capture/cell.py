@@ -20,7 +20,7 @@ from distcell.capture.source import failed_at, lacks_values, value_error
 from distcell.capture.tree import Spec, flatten, rebuild
 from distcell.capture.watch import unchanged
 from distcell.errors import CaptureError
-from distcell.graph import Graph
+from distcell.graph import GRADIENTS, Graph
 from distcell.random import random_mode
 from distcell.scope import track
 
@@ -58,7 +58,7 @@ class Captured:
     @property
     def with_gradients(self) -> tuple[str, ...]:
         """The paths of the parameters and inputs that get a gradient."""
-        return tuple(o.path for o in self.graph.outputs if o.kind == "grad")
+        return tuple(o.path for o in self.graph.outputs if o.kind in GRADIENTS)
 
 
 def capture_call(
@@ -249,7 +249,7 @@ class _Body:
                 self.results += [("output", str(number)) for number in range(len(outputs))]
                 replaced = self._replaced(state)
                 grads = self._gradients(outputs, fakes)
-        self.results += [("buffer", path) for path in replaced] + [("grad", path) for path in grads]
+        self.results += [("buffer", path) for path in replaced] + list(grads)
         return [*outputs, *replaced.values(), *grads.values()]
 
     def _replaced(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -261,8 +261,10 @@ class _Body:
             if path in state and tensor is not state[path] and path not in self.tied
         }
 
-    def _gradients(self, outputs: list[Tensor], fakes: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The gradients of the outputs, by the path of what they are for."""
+    def _gradients(
+        self, outputs: list[Tensor], fakes: Sequence[Tensor]
+    ) -> dict[tuple[str, str], Tensor]:
+        """The gradients of the outputs, by their kind and the path of what they are for."""
         found = [number for number, tensor in enumerate(outputs) if tensor.requires_grad]
         self.differentiable = tuple(found)
         if self.job.from_loss:
@@ -270,8 +272,9 @@ class _Body:
         elif self.job.present is not None:
             present = self.job.present
             found = [n for n, given in zip(found, present, strict=True) if given]
-        wanted = [(path, fake) for (_, path), fake in zip(self.inputs, fakes, strict=True)
-                  if fake.requires_grad]  # fmt: skip
+        kinds = {"param": "grad", "buffer": "grad", "input": "grad_input"}
+        wanted = [((kinds[kind], path), fake) for (kind, path), fake
+                  in zip(self.inputs, fakes, strict=True) if fake.requires_grad]  # fmt: skip
         if not found or not wanted:
             return {}
         self.recorder.phase = "backward"
@@ -284,7 +287,7 @@ class _Body:
                 allow_unused=True,
             )
         pairs = zip(wanted, grads, strict=True)
-        return {path: grad for (path, _), grad in pairs if grad is not None}
+        return {place: grad for (place, _), grad in pairs if grad is not None}
 
     def _tangent(self, number: int, output: Tensor) -> Tensor:
         if self.job.from_loss:
@@ -304,7 +307,8 @@ class _Body:
                     hint=f"write into a copy: `{path} = {path}.clone()`",
                 )
             sinks.append((kind, path, node))
-        order = {kind: place for place, kind in enumerate(("output", "grad", "param", "buffer"))}
+        kinds = ("output", *GRADIENTS, "param", "buffer")
+        order = {kind: place for place, kind in enumerate(kinds)}
         return sorted(sinks, key=lambda sink: order[sink[0]])
 
 

@@ -16,7 +16,7 @@ from distcell.capture.probe import StateMeta
 from distcell.capture.tree import Spec, rebuild
 from distcell.capture.update import Adjust, capture_update
 from distcell.errors import CaptureError
-from distcell.graph import Graph, Input, Op, Output, Ref, verify, without_dead_ops
+from distcell.graph import GRADIENTS, Graph, Input, Op, Output, Ref, verify, without_dead_ops
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class CapturedStep:
     Args:
         graph: Its inputs are of kind `param`, `buffer`, `input`, `random`, `constant`, `state` and
             `scalar`; its outputs are `output` (the loss first), the new `param`, `buffer` and
-            `state`, and `grad` when asked for.
+            `state`, and the `grad` of parameters when asked for.
         constants: The tensors that the code made or found, by the path of their input.
         output_spec: What the loss function returned.
         tied: For each further path of a parameter or buffer the path that it goes by.
@@ -153,7 +153,9 @@ def join(graph: Graph, update: Graph) -> Graph:
 
 
 def _without_grads(graph: Graph, with_grads: bool) -> Graph:
-    outputs = tuple(o for o in graph.outputs if with_grads or o.kind != "grad")
+    outputs = tuple(
+        o for o in graph.outputs if o.kind not in GRADIENTS or (with_grads and o.kind == "grad")
+    )
     return replace(graph, outputs=outputs)
 
 

@@ -18,9 +18,12 @@ from distcell.capture.tree import rebuild
 from distcell.engine.backend import Backend, Piece
 from distcell.engine.transfer import Loadable
 from distcell.errors import BackwardError, InternalError
-from distcell.graph import Input
+from distcell.graph import GRADIENTS, Input
 from distcell.passes.split import split_forward_backward
 from distcell.program import Program, operands_of
+
+Place = tuple[str, str]
+"""The kind and the path of an input or output of a graph."""
 
 
 @dataclass
@@ -57,7 +60,8 @@ class LoadedCall:
         taking = general or self
         self.differentiable = taking.loadable.differentiable
         joint = split_forward_backward(loadable.program)
-        self.with_gradients = [o.path for o in loadable.program.graph.outputs if o.kind == "grad"]
+        outputs = loadable.program.graph.outputs
+        self.with_gradients = [(o.kind, o.path) for o in outputs if o.kind in GRADIENTS]
         self.forward_program, self.backward_program = joint.forward, joint.backward
         self._forward = backend.load(joint.forward)
         self._backward = backend.load(joint.backward) if self.with_gradients else None
@@ -71,17 +75,19 @@ class LoadedCall:
         )
         self.gradient_needs = _gradient_needs(joint.backward)
         self._grads = {
-            o.path: i for i, o in enumerate(joint.backward.graph.outputs) if o.kind == "grad"
+            (o.kind, o.path): i
+            for i, o in enumerate(joint.backward.graph.outputs)
+            if o.kind in GRADIENTS
         }
 
     def __call__(self, context: Context) -> Any:
         """What the network returns; buffers are updated."""
-        paths = (self.general or self).with_gradients
-        wanted = [path for path in paths if _find(context, path).requires_grad]
+        places = (self.general or self).with_gradients
+        wanted = [place for place in places if _of_gradient(context, place).requires_grad]
         if not wanted or not torch.is_grad_enabled():
             outputs, _ = self.run_forward(context)
             return rebuild(self.loadable.output_spec, outputs)
-        leaves = [_find(context, path) for path in wanted]
+        leaves = [_of_gradient(context, place) for place in wanted]
         outputs = _Bridge.apply(self, context, wanted, *leaves)  # type: ignore[no-untyped-call]
         return rebuild(self.loadable.output_spec, outputs)
 
@@ -114,8 +120,8 @@ class LoadedCall:
 
     def run_backward(
         self, context: Context, saved: list[Piece], tangents: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The gradients by path of parameter or input. Empties `saved`."""
+    ) -> dict[Place, Tensor]:
+        """The gradients by kind and path. Empties `saved`."""
         if self._backward is None:
             raise InternalError("the call was captured without gradients")
         program = self.backward_program
@@ -131,26 +137,27 @@ class LoadedCall:
                 boxed.append(self._piece(program, item, context))
         made = self._backward(boxed)
         return {
-            path: self.backend.leave(program, program.graph.outputs[index].value, made[index])
-            for path, index in self._grads.items()
+            place: self.backend.leave(program, program.graph.outputs[index].value, made[index])
+            for place, index in self._grads.items()
         }
 
-    def versions(self, context: Context) -> dict[str, int]:
+    def versions(self, context: Context) -> dict[Place, int]:
         """How often each tensor that backward will read has been written into."""
         kinds = {"param", "buffer", "input"}
-        paths = [i.path for i in self.backward_program.graph.inputs if i.kind in kinds]
-        return {path: _find(context, path)._version for path in paths}
+        inputs = self.backward_program.graph.inputs
+        places = [(i.kind, i.path) for i in inputs if i.kind in kinds]
+        return {place: _find(context, place)._version for place in places}
 
-    def check_unchanged(self, context: Context, versions: Mapping[str, int]) -> None:
+    def check_unchanged(self, context: Context, versions: Mapping[Place, int]) -> None:
         """Checks that nothing which backward reads was written into since forward.
 
         Raises:
             RuntimeError: When something was, as torch does.
         """
-        changed = [path for path, v in versions.items() if _find(context, path)._version != v]
+        changed = [place for place, v in versions.items() if _find(context, place)._version != v]
         if changed:
             raise BackwardError(
-                f"`{changed[0]}` was changed in place between forward and backward",
+                f"`{changed[0][1]}` was changed in place between forward and backward",
                 where=["backward needs the value that forward has seen"],
                 hint="step the optimizer after backward, or change a copy",
             )
@@ -168,7 +175,7 @@ class LoadedCall:
         return self.backend.enter(program, item.value, state)
 
 
-def _gradient_needs(program: Program) -> dict[str, frozenset[str]]:
+def _gradient_needs(program: Program) -> dict[Place, frozenset[str]]:
     """For each gradient the outputs whose incoming gradients it depends on."""
     needs: dict[str, frozenset[str]] = {
         i.value: frozenset({i.path}) if i.kind == "tangent" else frozenset()
@@ -177,17 +184,26 @@ def _gradient_needs(program: Program) -> dict[str, frozenset[str]]:
     for op in program.graph.ops:
         for result, used in operands_of(op).items():
             needs[result] = frozenset[str]().union(*(needs[name] for name in used))
-    return {o.path: needs[o.value] for o in program.graph.outputs if o.kind == "grad"}
+    gradients = [o for o in program.graph.outputs if o.kind in GRADIENTS]
+    return {(o.kind, o.path): needs[o.value] for o in gradients}
 
 
-def _find(context: Context, path: str) -> Tensor:
-    return context.inputs[path] if path in context.inputs else context.states[path]
+def _find(context: Context, place: Place) -> Tensor:
+    """The tensor of an input of the graph; an argument and a parameter may have one path."""
+    kind, path = place
+    return context.inputs[path] if kind == "input" else context.states[path]
+
+
+def _of_gradient(context: Context, place: Place) -> Tensor:
+    """The tensor that a gradient is of."""
+    kind, path = place
+    return _find(context, (GRADIENTS[kind], path))
 
 
 class _Bridge(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: LoadedCall, context: Context, wanted: Sequence[str], *leaves: Tensor
+        ctx: Any, call: LoadedCall, context: Context, wanted: Sequence[Place], *leaves: Tensor
     ) -> tuple[Tensor, ...]:
         outputs, saved = call.run_forward(context)
         ctx.call, ctx.context, ctx.wanted, ctx.saved = call, context, wanted, [saved]

@@ -13,7 +13,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distcell.graph import Graph, Input, Op, Output, Ref, Value, verify, without_dead_ops
+from distcell.graph import (
+    GRADIENTS,
+    Graph,
+    Input,
+    Op,
+    Output,
+    Ref,
+    Value,
+    verify,
+    without_dead_ops,
+)
 from distcell.layout import Dim, Layout, canonical
 from distcell.partition.compatible import choose_split
 from distcell.partition.emit import Emitter, Reshard
@@ -270,9 +280,9 @@ class _Partitioner:
         return replace(output, value=self.fetch(output.value, layout, op))
 
     def _output_layout(self, output: Output, value: Value) -> Layout:
-        kinds = {"grad": ("param", "input"), "output": ()}.get(output.kind, (output.kind,))
+        kind = GRADIENTS.get(output.kind, output.kind)
         for item in self.graph.inputs:
-            if item.kind in kinds and item.path == output.path:
+            if item.kind == kind and item.path == output.path:
                 return self._input_layout(item)
         if output.kind == "output" and self.plan.data == "local":
             return self._local_output(self._goal(output.value))

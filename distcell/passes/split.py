@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distcell.graph import Graph, Input, Op, Output, without_dead_ops
+from distcell.graph import GRADIENTS, Graph, Input, Op, Output, without_dead_ops
 from distcell.passes.aliases import RESHAPES, is_view
 from distcell.program import Program
 
@@ -45,7 +45,7 @@ def split_forward_backward(program: Program) -> Joint:
         >>> ops = (Op("aten.exp.default", (Ref("x"),), outputs=("y",)),
         ...        Op("aten.mul.Tensor", (Ref("dy"), Ref("y")), outputs=("dx",)))
         >>> graph = Graph((Input("x", "input", "x"), Input("dy", "tangent", "0")), ops,
-        ...               (Output("y", "output", "0"), Output("dx", "grad", "x")),
+        ...               (Output("y", "output", "0"), Output("dx", "grad_input", "x")),
         ...               {name: Value(name, (2,), "f32") for name in names})
         >>> layouts = {name: Layout.of((2,)) for name in names}
         >>> joint = split_forward_backward(Program(Mesh(), graph, layouts))
@@ -56,8 +56,8 @@ def split_forward_backward(program: Program) -> Joint:
     late = _dependent(graph)
     forward_ops = [op for op in graph.ops if not late.intersection(op.inputs)]
     backward_ops = [op for op in graph.ops if late.intersection(op.inputs)]
-    early_outputs = [o for o in graph.outputs if o.kind != "grad" and o.value not in late]
-    late_outputs = [o for o in graph.outputs if o.kind == "grad" or o.value in late]
+    early_outputs = [o for o in graph.outputs if o.kind not in GRADIENTS and o.value not in late]
+    late_outputs = [o for o in graph.outputs if o.kind in GRADIENTS or o.value in late]
     views = _Views(graph, forward_ops, _written(early_outputs, graph))
     for name in _used(backward_ops, late_outputs):
         views.need(name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distcell.graph import Op
+from distcell.graph import GRADIENTS, Op
 from distcell.passes.aliases import is_view
 from distcell.passes.split import split_forward_backward
 from distcell.program import Program
@@ -106,8 +106,7 @@ class _Walk:
     def gradient_bytes(self, program: Program) -> Vector:
         """The bytes of the parameters' gradients: those that leave, or live in the step."""
         params = {i.path: i.value for i in program.graph.inputs if i.kind == "param"}
-        grads = [o for o in program.graph.outputs if o.kind == "grad"]
-        outputs = [o.value for o in grads if o.path in params]
+        outputs = [o.value for o in program.graph.outputs if o.kind == "grad"]
         if outputs:
             return sum((self.figures.nbytes(name) for name in outputs), self.figures.zeros())
         trained = [params[o.path] for o in program.graph.outputs if o.kind == "param"]
@@ -116,7 +115,7 @@ class _Walk:
     def _segment(self, program: Program, donated: Iterable[str] = ()) -> None:
         storage = plan_storage(program, donated)
         graph = program.graph
-        self.gradients |= {o.value for o in graph.outputs if o.kind == "grad"}
+        self.gradients |= {o.value for o in graph.outputs if o.kind in GRADIENTS}
         for item in graph.inputs:
             self.root.setdefault(item.value, item.value)
         for index, op in enumerate(graph.ops):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from distcell.graph import GRADIENTS
 from distcell.partition.emit import Reshard
 from distcell.report.figures import Spread, human
 from distcell.report.fold import fold
@@ -24,7 +25,7 @@ _MEMORY = {
 }
 
 
-_LEAVES = {"grad": "its gradient", "output": "what the network returns"}
+_LEAVES = {**dict.fromkeys(GRADIENTS, "its gradient"), "output": "what the network returns"}
 
 
 def blocks_of(summary: Summary) -> list[Block]:

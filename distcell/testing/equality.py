@@ -18,7 +18,7 @@ from distcell.scope import track
 from distcell.simulate.reductions import ReductionOrder
 from distcell.strategy import Strategy
 from distcell.testing.network_plan import Inputs, NetworkPlan, leaves_of, plan
-from distcell.testing.simulation import Simulation, simulate
+from distcell.testing.simulation import Simulation, gradient_name, simulate
 
 
 def assert_one_meaning(
@@ -92,7 +92,8 @@ def _on_one_device(plan: NetworkPlan, steps: int, learning_rate: float) -> Simul
         made = [t for t in flatten(result)[1].values() if t.requires_grad]
         torch.autograd.backward(made, [torch.ones_like(tensor) for tensor in made])
         losses.append(sum(float(tensor.detach().sum()) for tensor in made))
-        named = {**dict(net.named_parameters()), **leaves}
+        named: dict[str, Tensor] = dict(net.named_parameters())
+        named |= {gradient_name("grad_input", p, dict(named)): t for p, t in leaves.items()}
         gradients = {p: t.grad.clone() for p, t in named.items() if t.grad is not None}
         with torch.no_grad():
             for parameter in net.parameters():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distcell.dtype import DTYPES
 from distcell.errors import DataError, NotFoundError, did_you_mean
-from distcell.graph import Input, Output
+from distcell.graph import GRADIENTS, Input, Output
 from distcell.program import Program
 from distcell.random import RandomState, current_state
 from distcell.report.explain import tied_paths
@@ -65,7 +65,7 @@ class Simulation:
         Raises:
             NotFoundError: There is no gradient of that.
         """
-        outputs = [item for item in self.plan.program.graph.outputs if item.kind == "grad"]
+        outputs = [item for item in self.plan.program.graph.outputs if item.kind in GRADIENTS]
         return list(self._held(path, outputs))
 
     def totals(self, rank: int = 0) -> Mapping[tuple[str, tuple[str, ...]], tuple[int, int]]:
@@ -89,6 +89,11 @@ class Simulation:
             known = [*(item.path for item in items), *self.pieces]
             raise NotFoundError(f"no rank holds a `{path}`", hint=did_you_mean(path, known))
         return self.pieces[names[0]]
+
+
+def gradient_name(kind: str, path: str, parameters: Container[str]) -> str:
+    """What a gradient goes by: its path; for an input whose path a parameter has, `input path`."""
+    return f"input {path}" if kind == "grad_input" and path in parameters else path
 
 
 def simulate(
@@ -176,8 +181,8 @@ class _Runs:
             whole = gather(self.program, output.value, held)
             if output.kind == "output":
                 outputs.append(whole)
-            elif output.kind == "grad":
-                gradients[output.path] = whole
+            elif output.kind in GRADIENTS:
+                gradients[gradient_name(output.kind, output.path, self.weights)] = whole
             else:
                 self.buffers[output.path] = whole
         return outputs, gradients, pieces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -93,16 +94,16 @@ def check(module: nn.Module, *args: Any, inputs: dict[str, Tensor], **kwargs: An
     assert type(result) is type(expected)
     for ours, theirs in zip(tensors_of(result), leaves, strict=True):
         assert torch.equal(ours, theirs)
-    wanted = {path: p for path, p in module.named_parameters() if p.requires_grad}
-    wanted |= {path: tensor for path, tensor in inputs.items() if tensor.requires_grad}
+    wanted = {("grad", path): p for path, p in module.named_parameters() if p.requires_grad}
+    wanted |= {("grad_input", path): t for path, t in inputs.items() if t.requires_grad}
     pairs = [(y, t) for y, t in zip(leaves, tangents, strict=True) if y.requires_grad]
     grads = torch.autograd.grad(
         [y for y, _ in pairs], list(wanted.values()), [t for _, t in pairs], allow_unused=True
     )
-    for path, grad in zip(wanted, grads, strict=True):
-        assert ("grad", path) in got if grad is not None else ("grad", path) not in got
+    for place, grad in zip(wanted, grads, strict=True):
+        assert place in got if grad is not None else place not in got
         if grad is not None:
-            assert torch.equal(got["grad", path], grad), path
+            assert torch.equal(got[place], grad), place
     for path, buffer in module.named_buffers():
         if ("buffer", path) in got:
             assert torch.equal(got["buffer", path], buffer), path
@@ -378,7 +379,7 @@ def test_autocast_casts_forward_and_not_backward() -> None:
     given = state_inputs(net, captured) | {("input", "input"): x, ("tangent", "0"): tangent}
     got = run(captured.graph, given)
     assert torch.equal(got["output", "0"], y) and y.dtype == torch.bfloat16
-    assert torch.equal(got["grad", "input"], x.grad)
+    assert torch.equal(got["grad_input", "input"], x.grad)
     assert all(torch.equal(got["grad", path], p.grad) for path, p in net.named_parameters())
     with torch.autocast("cpu", torch.bfloat16):
         assert not torch.equal(net(x + 1), y)  # no tensor without values stays in its cache
@@ -468,6 +469,50 @@ def test_recurrent_layers_use_the_parameters_of_the_graph(kind: Any) -> None:
 def test_transposing_twice_leaves_no_op() -> None:
     graph = capture_call(nn.Linear(3, 2), (torch.ones(4, 3),), {}).graph
     assert [op.target for op in graph.ops].count("aten.t.default") == 2
+
+
+class Scaled(nn.Module):
+    """Has a parameter of the name of its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x * self.scale * scale.square()
+
+
+def test_the_gradients_of_an_input_and_of_a_parameter_of_its_name_are_two() -> None:
+    x, scale = torch.randn(4, 3), torch.randn(3, requires_grad=True)
+    captured = check(Scaled(), x, scale, inputs={"x": x, "scale": scale})
+    assert captured.with_gradients == ("scale", "scale")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [True, False])
+def test_ranks_tell_the_gradients_of_an_input_from_those_of_a_parameter(
+    data: bool, tmp_path: Path
+) -> None:
+    import distcell as dc
+    from distcell.context import LaunchOptions, set_launch
+
+    x, scale = torch.randn(4, 3), torch.randn(3, requires_grad=True)
+    net, twin = Scaled(), dc.parallelize(Scaled())
+    split = tmp_path / "split.yaml"
+    split.write_text("distcell: 1\nmesh: {tp: 3}\ninputs: {x: [_, tp], scale: [tp]}\n")
+    strategy = "data" if data else str(split)
+    net(x, scale).square().sum().backward()
+    expected, scale.grad = scale.grad, None
+    set_launch(LaunchOptions(mode="simulate", ranks=2 if data else 3, strategy=strategy))
+    try:
+        for _ in range(2):
+            scale.grad = None
+            twin.zero_grad()
+            twin(x, scale).square().sum().backward()
+    finally:
+        set_launch(LaunchOptions())
+    torch.testing.assert_close(scale.grad, expected)
+    torch.testing.assert_close(twin.scale.grad, net.scale.grad)
 
 
 class Doubled(nn.Module):
