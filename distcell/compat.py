@@ -6,6 +6,7 @@ Each function says which part of torch it needs; `python -m distcell doctor` and
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
@@ -542,6 +544,15 @@ def register_backend(name: str, create: Callable[[GroupRequest], Any]) -> None:
     dist.Backend.register_backend(name, creator, extended_api=True, devices=["cpu", "cuda"])
 
 
+def backend_names(group: Any) -> set[str]:
+    """Returns the backends that a group was asked to have; none when torch does not know it.
+
+    Needs `torch.distributed.distributed_c10d._world.pg_backend_config`.
+    """
+    config = distributed_c10d._world.pg_backend_config.get(group, "")
+    return {part.split(":")[1] for part in config.split(",") if ":" in part}
+
+
 def register_rendezvous(scheme: str, handler: Callable[..., Any]) -> None:
     """Makes `init_process_group(init_method="scheme://")` meet by a handler of ours."""
     register_rendezvous_handler(scheme, handler)
@@ -569,3 +580,25 @@ def without_overrides() -> Any:
     Needs `torch._C.DisableTorchFunctionSubclass`.
     """
     return torch._C.DisableTorchFunctionSubclass()
+
+
+def replace_optimizer_state(
+    after_save: Callable[[torch.optim.Optimizer, dict[str, Any]], dict[str, Any]],
+    before_load: Callable[[torch.optim.Optimizer, dict[str, Any]], dict[str, Any]],
+) -> None:
+    """Makes all of torch's optimizers pass what they save, and what they load, through functions.
+
+    Replaces two methods of the class `torch.optim.Optimizer`: its own hooks are for single objects.
+    """
+    kind: Any = torch.optim.Optimizer
+    save, load = kind.state_dict, kind.load_state_dict
+
+    @functools.wraps(save)
+    def state_dict(self: torch.optim.Optimizer) -> dict[str, Any]:
+        return after_save(self, save(self))
+
+    @functools.wraps(load)
+    def load_state_dict(self: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        load(self, before_load(self, state_dict))
+
+    kind.state_dict, kind.load_state_dict = state_dict, load_state_dict

@@ -7,12 +7,15 @@ looks at whole matrices or norms would be silently wrong, so it is refused until
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from distcell import compat
+from distcell.engine.whole import is_cut, piece_of, whole_tensor
 from distcell.errors import OptimizerStateError
 from distcell.parameter import global_shape, layout
 
@@ -62,9 +65,11 @@ def check_optimizer(optimizer: Optimizer) -> None:
         for name, item in state.items():
             if isinstance(item, torch.Tensor) and item.dim() and tuple(item.shape) == whole:
                 raise OptimizerStateError(
-                    f"the optimizer holds `{name}` of `{getattr(parameter, 'name', '')}` whole",
-                    where=[f"global  {list(whole)}     this rank holds  {list(parameter.shape)}"],
-                    hint="make the first call of the network before the first optimizer step",
+                    f"the optimizer holds `{name}` of `{getattr(parameter, 'name', '')}` "
+                    f"at its global shape {list(whole)}",
+                    where=[f"this rank holds  {list(parameter.shape)}"],
+                    hint="make the first call of the network before the optimizer is made and before "
+                    "its state is loaded",
                 )
 
 
@@ -83,4 +88,38 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     check_optimizer(optimizer)
 
 
+def _gather_state(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """What an optimizer saves, at global shapes. All ranks must call where parameters are split."""
+    return _changed(optimizer, saved, whole_tensor, of_pieces=True)
+
+
+def _cut_state(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """What an optimizer loads, as this rank's pieces."""
+    return _changed(optimizer, saved, piece_of, of_pieces=False)
+
+
+def _changed(
+    optimizer: Optimizer,
+    saved: dict[str, Any],
+    change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    *,
+    of_pieces: bool,
+) -> dict[str, Any]:
+    groups = zip(saved["param_groups"], optimizer.param_groups, strict=False)
+    pairs = [pair for s, g in groups for pair in zip(s["params"], g["params"], strict=False)]
+    state = dict(saved["state"])
+    for number, parameter in pairs:
+        if not is_cut(parameter) or not isinstance(state.get(number), dict):
+            continue
+        shape = tuple(parameter.shape) if of_pieces else tuple(global_shape(parameter))
+        state[number] = {
+            name: change(parameter, item)
+            if isinstance(item, torch.Tensor) and item.dim() and tuple(item.shape) == shape
+            else item
+            for name, item in state[number].items()
+        }
+    return {**saved, "state": state}
+
+
 _hook = register_optimizer_step_pre_hook(_before_step)
+compat.replace_optimizer_state(_gather_state, _cut_state)

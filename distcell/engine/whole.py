@@ -80,6 +80,19 @@ def whole_tensor(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
     return torch.as_tensor(found)
 
 
+def piece_of(parameter: Tensor, whole: Tensor) -> Tensor:
+    """This rank's piece of something global that is cut like a parameter.
+
+    Example:
+        >>> piece_of(torch.ones(2), torch.zeros(2))
+        tensor([0., 0.])
+    """
+    backend = _backend_of(parameter)
+    if backend is None:
+        return whole
+    return cut(layout(parameter), whole, backend.mesh, backend.collectives.rank)
+
+
 @lru_cache(maxsize=1024)
 def _gather_program(mesh: Mesh, source: Layout, dtype: str) -> Program:
     """The program that gathers a tensor on all ranks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -65,3 +67,28 @@ def test_the_whole_of_a_piece_is_the_same_on_all_ranks(net) -> None:
     assert torch.equal(dc.whole_tensor(net.up.weight), whole)
     assert torch.equal(net.state_dict()["up.weight"], whole)
     assert torch.equal(net.up.state_dict()["weight"], whole)
+
+
+def test_an_optimizer_saves_whole_state_and_resumes_from_it(net) -> None:
+    def train(net, optimizer, steps):
+        losses = []
+        for step in range(steps):
+            x = torch.linspace(-1, 1, 32).reshape(4, 8) + step
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    train(net, optimizer, 2)
+    weights = {name: value.clone() for name, value in net.state_dict().items()}
+    saved = copy.deepcopy(optimizer.state_dict())  # as torch.save does: parts of it are live
+    assert saved["state"][0]["exp_avg"].shape == (16, 8)
+    wanted = train(net, optimizer, 2)
+    again = torch.optim.AdamW(net.parameters(), lr=0.1)
+    net.load_state_dict(weights)
+    again.load_state_dict(saved)
+    assert again.state[net.up.weight]["exp_avg"].shape == net.up.weight.shape
+    assert train(net, again, 2) == pytest.approx(wanted, abs=1e-7)
