@@ -74,7 +74,10 @@ def _through_gathered_dims(source: Layout, target: Layout, mesh: Mesh) -> tuple[
     """Where the parts of a dim do not fall together, that dim is gathered first."""
     pairs = zip(source.dims, target.dims, strict=True)
     dims = tuple(a if _cut_pair(a, b, mesh) is not None else (Part(_size(a)),) for a, b in pairs)
-    between = replace(source.without_partial(), dims=dims)
+    # what stays a partial sum must not be reduced on the way, for nothing makes it partial again
+    kept = tuple(axis for axis in source.partial if axis in target.partial)
+    base = replace(source, partial=kept) if kept else source.without_partial()
+    between = replace(base, dims=dims)
     return (
         *reshard_steps(source, between, mesh),
         *reshard_steps(between, target, mesh),
