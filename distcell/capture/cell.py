@@ -16,7 +16,8 @@ from distcell.capture import trace
 from distcell.capture.arguments import argument_names, check_arguments, check_result, named
 from distcell.capture.convert import Sink, to_graph
 from distcell.capture.rewrites import writes
-from distcell.capture.source import failed_at, lacks_values, value_error
+from distcell.capture.source import averages_forever, failed_at, lacks_values, value_error
+from distcell.capture.strides import check_strides
 from distcell.capture.tree import Spec, flatten, rebuild
 from distcell.capture.watch import unchanged
 from distcell.errors import CaptureError
@@ -130,9 +131,10 @@ def capture(
     spec, leaves = flatten(given)
     if job.grad and torch.is_grad_enabled():
         _refuse_gradient_hooks(job.module)
-    with _ready(job.grad), compat.fake_mode():
+    with _unwritten(job.module), _ready(job.grad), compat.fake_mode():
         body = _Body(job, spec, leaves, len(args))
         traced = trace.run_trace(body, body.fakes, body.recorder)
+        check_strides(traced, (*leaves.values(), *job.module.parameters(), *job.module.buffers()))
         if any(writes(node.target, node.args) for node in traced.module.graph.nodes):
             traced = trace.functional(traced, body.fakes)
     graph, constants = to_graph(
@@ -156,6 +158,21 @@ def _refuse_gradient_hooks(module: nn.Module) -> None:
             where=["it would run once, when the step is captured, and never with values"],
             hint="remove it, and hook the outermost cell in a loop of your own",
         )
+
+
+@contextmanager
+def _unwritten(module: nn.Module) -> Iterator[None]:
+    """A context after which plain tensors in attributes are as before when it fails."""
+    plain = [(tensor, tensor.detach().clone()) for _, tensor in _plain_tensors(module)]
+    versions = [None if tensor.is_inference() else tensor._version for tensor, _ in plain]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for (tensor, copy), version in zip(plain, versions, strict=True):
+                if version is not None and tensor._version != version:
+                    tensor.copy_(copy)
+        raise
 
 
 @contextmanager
@@ -329,6 +346,12 @@ def _explained(
     try:
         return function(*args, **kwargs)
     except Exception as error:
+        if path := averages_forever(error, module):
+            raise CaptureError(
+                f"cell `{path}` has `momentum=None`: its average goes by how often it was called",
+                where=["that number is a tensor's value, which is not known before the step runs"],
+                hint="give it a momentum, such as `momentum=0.1`",
+            ) from error
         if lacks_values(error):
             what = str(error).splitlines()[0]
             raise value_error(what, *failed_at(error, module)) from error

@@ -62,6 +62,22 @@ def failed_at(error: BaseException, module: nn.Module) -> tuple[str, str]:
     return cell, source
 
 
+def averages_forever(error: BaseException, module: nn.Module) -> str:
+    """The cell that an error came from, when it is a normalisation without a momentum.
+
+    It divides by the value of its counter, for an average over all batches.
+    """
+    paths = {part: path for path, part in module.named_modules()}
+    failed = None
+    for frame, _ in walk_tb(error.__traceback__):
+        running = frame.f_locals.get("self")
+        failed = running if isinstance(running, nn.Module) else failed
+    counts = failed is not None and getattr(failed, "num_batches_tracked", None) is not None
+    if failed is None or not counts or getattr(failed, "momentum", 0.1) is not None:
+        return ""
+    return paths.get(failed) or type(failed).__name__
+
+
 def optimizer_line(error: BaseException) -> str:
     """The innermost line of torch's optimizers or of the user that an error went through."""
     source = ""

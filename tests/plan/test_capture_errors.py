@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distcell.capture import capture_call
+import distcell as dc
+from distcell.capture import call_key, capture_call
+from distcell.context import LaunchOptions, set_launch
 from distcell.errors import CaptureError
 
 
@@ -197,3 +199,71 @@ def test_a_tensor_that_is_no_parameter_and_requires_a_gradient_is_an_error() -> 
     weight = torch.ones(3, requires_grad=True)
     with pytest.raises(CaptureError, match="requires a gradient and is no parameter"):
         capture(lambda cell, y: y * weight)
+
+
+def test_a_plain_tensor_that_the_call_writes_into_is_named_and_as_before() -> None:
+    def write(cell: Inner, y: Tensor) -> Tensor:
+        cell.plain.add_(1)
+        return y + cell.plain
+
+    net = Outer(write)
+    net.block[0].plain = torch.zeros(3)
+    with pytest.raises(CaptureError, match=r"changes the attribute `block\.0\.plain`"):
+        capture_call(net, (torch.ones(2, 3),), {})
+    assert torch.equal(net.block[0].plain, torch.zeros(3))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3, momentum=None), nn.BatchNorm2d(3, 0.1, None)])
+def test_a_batch_norm_without_momentum_says_so(norm: nn.Module) -> None:
+    x = torch.ones(2, 3) if isinstance(norm, nn.BatchNorm1d) else torch.ones(2, 3, 4, 4)
+    with pytest.raises(CaptureError, match=r"cell `1` has `momentum=None`") as caught:
+        capture_call(nn.Sequential(nn.Identity(), norm), (x,), {})
+    assert "momentum=0.1" in str(caught.value)
+    assert capture_call(nn.Sequential(norm).eval(), (x,), {}).graph.ops
+
+
+class Strided(nn.Module):
+    def __init__(self, does: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.does = does
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(x)
+
+
+@pytest.mark.parametrize(
+    ("does", "x"),
+    [
+        (lambda x: torch.as_strided(x, (2, 2), (1, 2)), torch.ones(2, 3).t()),
+        (lambda x: torch.as_strided(x * 2, (2, 2), (1, 2)), torch.ones(2, 3).t()),
+        (lambda x: torch.as_strided(x.t(), (2, 2), (1, 2)), torch.ones(2, 3)),
+        (lambda x: torch.as_strided(x, (2,), (1,), 0), torch.ones(4, 3)[2:]),
+        (lambda x: torch.as_strided(x[1:], (2,), (1,), 0), torch.ones(4, 3)),
+    ],
+    ids=["input", "computed", "transposed", "offset", "offset of a view"],
+)
+def test_a_view_by_strides_of_what_is_not_contiguous_is_an_error(does: Any, x: Tensor) -> None:
+    with pytest.raises(CaptureError, match="cell `0` makes a view by strides") as caught:
+        capture_call(nn.Sequential(Strided(does)), (x,), {})
+    assert "tests/plan/test_capture_errors.py:" in str(caught.value)
+
+
+def test_a_view_by_strides_of_contiguous_tensors_is_captured_and_not_used_for_others() -> None:
+    net = nn.Sequential(Strided(lambda x: torch.as_strided(x * 2, (2, 2), (1, 2))))
+    x = torch.arange(6.0).reshape(2, 3)
+    graph = capture_call(net, (x,), {}).graph
+    assert "aten.as_strided.default" in {op.target for op in graph.ops}
+    assert call_key(net, (x,), {}) != call_key(net, (x.t().contiguous().t(),), {})
+
+
+def test_a_view_by_strides_is_on_ranks_what_it_is_on_one_device() -> None:
+    torch.set_num_threads(1)
+    net = nn.Sequential(Strided(lambda x: torch.as_strided(x * 2, (3, 2), (1, 2))))
+    x, twin = torch.randn(4, 3), dc.parallelize(copy.deepcopy(net))
+    set_launch(LaunchOptions(mode="simulate", ranks=2, strategy="data"))
+    try:
+        assert torch.equal(twin(x), net(x))
+        with pytest.raises(CaptureError, match="makes a view by strides"):
+            twin(torch.randn(3, 4).t())
+    finally:
+        set_launch(LaunchOptions())
