@@ -148,7 +148,7 @@ def test_waiting_may_be_limited() -> None:
         work.wait()
         assert (x == 5).all()
         late = dist.all_reduce(x, async_op=True)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="rank 1"):
             late.wait(timedelta(seconds=0.05))
         dist.send(x, 1, tag=10)
         late.wait()

@@ -212,6 +212,17 @@ def test_ranks_that_mpi_does_not_know_are_refused() -> None:
         dist.init_process_group("mpi4py")
 
 
+def test_a_second_backend_in_one_group_is_not_forgotten() -> None:
+    dist.destroy_process_group()
+    try:
+        dist.init_process_group("cpu:mpi4py,cuda:gloo")
+        with pytest.raises(BackendError, match="mpi4py for one device and gloo for another"):
+            dist.all_reduce(torch.ones(1))
+    finally:
+        dist.destroy_process_group()
+        dist.init_process_group("mpi4py")
+
+
 def test_distcells_own_ranks_and_torchs_groups_stand_side_by_side() -> None:
     from distcell.mesh import Mesh
     from distcell.runtime import world

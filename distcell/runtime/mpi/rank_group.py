@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distcell.compat import PythonProcessGroup, Store
+from distcell.compat import PythonProcessGroup, Store, backend_names
 from distcell.errors import BackendError
 from distcell.runtime.groups import Scratch
 from distcell.runtime.mpi.point_to_point import Message, courier
@@ -39,12 +39,16 @@ class RankGroup(PythonProcessGroup):  # type: ignore[misc]
         super().__init__(comm.Get_rank(), comm.Get_size())
         self._comm, self._rank, self._size = comm, comm.Get_rank(), comm.Get_size()
         self._transport = Transport(comm, members, one_host=ranks.on_one_host(members))
-        self._turns = Turns(f"distcell-{'-'.join(map(str, members[:8]))}")
+        self._turns = Turns(
+            f"the group of ranks {', '.join(map(str, members))}",
+            self._transport.arrivals,
+            spare=ranks.cores_to_spare,
+        )
         self._scratch = Scratch()
         self._store, self._timeout = store, timeout
         self._name, self._description = "", "undefined"
         self._coalesced: list[Work] | None = None
-        self._closed = False
+        self._closed, self._checked = False, False
         _open.add(self)
 
     def size(self) -> int:
@@ -148,11 +152,23 @@ class RankGroup(PythonProcessGroup):  # type: ignore[misc]
         _open.discard(self)
 
     def _check_open(self) -> None:
+        if not self._checked:
+            self._check_alone()
         if self._closed:
             raise BackendError(
                 "the process group was destroyed",
                 hint="keep the group until its last collective",
             )
+
+    def _check_alone(self) -> None:
+        """Torch lets a group in Python stand for all devices, and forgets other backends."""
+        others = sorted(backend_names(self) - {NAME})
+        if others:
+            raise BackendError(
+                f"a group cannot use {NAME} for one device and {', '.join(others)} for another",
+                hint=f'new_group(backend="{others[0]}") beside this group',
+            )
+        self._checked = True
 
     def _root(self, opts: Any) -> int:
         root: int = 0 if opts is None else getattr(opts, "rootRank", opts)

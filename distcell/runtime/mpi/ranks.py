@@ -39,6 +39,7 @@ class Ranks:
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         local = cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED))
         self.local = frozenset(local.Get_group().Translate_ranks(None, self.comm.Get_group()))
+        self.cores_to_spare = 2 * len(self.local) <= len(os.sched_getaffinity(0))
         unlink_startup_files(local)
         local.Free()
 

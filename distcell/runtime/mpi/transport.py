@@ -9,15 +9,16 @@ from mpi4py import MPI
 from torch import Tensor
 
 from distcell.runtime.groups import Group, Members, SoloGroup
+from distcell.runtime.mpi.arrivals import Arrivals
+from distcell.runtime.mpi.places import PlacePool
 from distcell.runtime.mpi.reduction import Reduce
-from distcell.runtime.mpi.stage_pool import StagePool
 from distcell.runtime.mpi_collectives import MpiGroup, mpi_reduction
 
 PIECE = 1 << 30  # bytes of one message: many libraries count in 31 bits
 _REDUCED = 2 << 20  # bytes: MPI's own temporaries then stay in the cache
 _TAG = 11
 
-_stages = StagePool()
+_places = PlacePool()
 _address = MPI.buffer.fromaddress
 
 
@@ -33,14 +34,19 @@ class Transport:
     def __init__(self, comm: MPI.Intracomm, members: Members, *, one_host: bool) -> None:
         self.comm = comm
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self._members = members
-        self._number: int | None = None
         self._group: Group = SoloGroup(members[0])
+        self._place = None
         if self.size > 1:
             stage = None
             if one_host:  # now: later, threads of two groups could be at it in different order
-                self._number, stage = _stages.take(comm, members)
+                self._place = _places.take(comm, members)
+                stage = self._place.stage
             self._group = MpiGroup(comm, members, one_host=one_host, make_stage=lambda _: stage)
+
+    @property
+    def arrivals(self) -> Arrivals | None:
+        """How far each rank has come, where that can be seen."""
+        return self._place.arrivals if self._place is not None else None
 
     def all_reduce(self, x: Tensor, reduce: Reduce) -> None:
         """Reduces `x` in place."""
@@ -133,8 +139,8 @@ class Transport:
 
     def close(self) -> None:
         """Frees the communicator; nothing travels any more."""
-        if self._number is not None:
-            _stages.give_back(self._number, self._members)
+        if self._place is not None:
+            _places.give_back(self._place)
         if not MPI.Is_finalized():
             self.comm.Free()
 
