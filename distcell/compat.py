@@ -7,6 +7,7 @@ Each function says which part of torch it needs; `python -m distcell doctor` and
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -484,7 +485,7 @@ def make_optimizers_without_compiler() -> None:
     if "torch._dynamo" in sys.modules:
         return
     for name in ("add_param_group", "state_dict", "load_state_dict"):
-        method = getattr(torch.optim.Optimizer, name).__wrapped__
+        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
         if not hasattr(method, "__dynamo_disable"):
             setattr(method, "__dynamo_disable", method)
 
