@@ -68,8 +68,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
                     f"the optimizer holds `{name}` of `{getattr(parameter, 'name', '')}` "
                     f"at its global shape {list(whole)}",
                     where=[f"this rank holds  {list(parameter.shape)}"],
-                    hint="make the first call of the network before the optimizer is made and before "
-                    "its state is loaded",
+                    hint="make the first call of the network before the optimizer is made "
+                    "and before its state is loaded",
                 )
 
 
