@@ -19,7 +19,7 @@ from distcell.capture.rewrites import writes
 from distcell.capture.source import averages_forever, failed_at, lacks_values, value_error
 from distcell.capture.strides import check_strides
 from distcell.capture.tree import Spec, flatten, rebuild
-from distcell.capture.watch import unchanged
+from distcell.capture.watch import Watch, unchanged
 from distcell.errors import CaptureError
 from distcell.graph import GRADIENTS, Graph
 from distcell.random import random_mode
@@ -128,11 +128,27 @@ def capture(
     """The ops of `job.function(*args, **kwargs)`; `names` are those of the positional arguments."""
     given = named(names, args, kwargs)
     check_arguments(given)
-    spec, leaves = flatten(given)
     if job.grad and torch.is_grad_enabled():
         _refuse_gradient_hooks(job.module)
+    captured, watch = _capture_once(job, given, len(args))
+    if watch.settling is None:
+        return captured
+    # a configuration was changed: that is fine where a second call does the same without a change
+    try:
+        again, watch_again = _capture_once(job, given, len(args))
+        if watch_again.settling or again.graph.digest != captured.graph.digest:
+            raise watch.settling
+    except BaseException:
+        watch.restore()
+        raise
+    return captured
+
+
+def _capture_once(job: Job, given: Mapping[str, Any], count: int) -> tuple[Captured, Watch]:
+    """One trace, and what the call changed."""
+    spec, leaves = flatten(given)
     with _unwritten(job.module), _ready(job.grad), compat.fake_mode():
-        body = _Body(job, spec, leaves, len(args))
+        body = _Body(job, spec, leaves, count)
         traced = trace.run_trace(body, body.fakes, body.recorder)
         check_strides(traced, (*leaves.values(), *job.module.parameters(), *job.module.buffers()))
         if any(writes(node.target, node.args) for node in traced.module.graph.nodes):
@@ -140,7 +156,8 @@ def capture(
     graph, constants = to_graph(
         traced, body.inputs, body.sinks(traced), list(_plain_tensors(job.module))
     )
-    return Captured(graph, constants, body.output_spec, body.tied, body.differentiable)
+    captured = Captured(graph, constants, body.output_spec, body.tied, body.differentiable)
+    return captured, body.watch
 
 
 def _refuse_gradient_hooks(module: nn.Module) -> None:
@@ -204,6 +221,7 @@ class _Body:
         self.tied: dict[str, str] = {}
         self.names: dict[str, int] = {}  # of parameters and buffers, aliases too: their input
         self.output_spec: Spec = None
+        self.watch: Watch
         self.differentiable: tuple[int, ...] = ()
         self.results: list[tuple[str, str]] = []
         self._add_state()
@@ -251,10 +269,10 @@ class _Body:
         items = list(rebuild(self.spec, [fakes[i] for i in self.arguments]).items())
         args = [item for _, item in items[: self.count]]
         kwargs = dict(items[self.count :])
-        with unchanged(job.module) as check, compat.with_tensors(job.module, state):
+        with unchanged(job.module) as self.watch, compat.with_tensors(job.module, state):
 
             def leave(cell: str, kwargs: Mapping[str, Any], result: Any) -> None:
-                check()
+                self.watch.check_random()
                 recorder.leave(cell, kwargs, result)
 
             with recorder, track(job.module, enter=recorder.enter, leave=leave):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import UserDict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +20,16 @@ from distcell.scope import current_cell
 
 
 def scalar(item: Any) -> Any:
-    """The item when it is a scalar or a tuple or list of scalars (as a tuple), else None.
+    """The item when it is a scalar or a tuple or list of scalars (a copy), else None.
 
     Example:
         >>> scalar(3), scalar([1, "a"]), scalar(object())
-        (3, (1, 'a'), None)
+        (3, [1, 'a'], None)
     """
     if isinstance(item, SCALARS):
         return item
     if type(item) in (tuple, list) and all(isinstance(part, SCALARS) for part in item):
-        return tuple(item)
+        return type(item)(item)
     return None
 
 
@@ -81,8 +81,7 @@ def _content(item: Any) -> Any:
         return item.copy()
     if isinstance(item, (dict, UserDict)):
         return dict(item)
-    kind: Any = type(item)
-    if is_plain(kind) and not isinstance(item, (nn.Module, type)):
+    if _is_plain_object(item):
         return dict(attributes_of(item))
     return None
 
@@ -161,7 +160,12 @@ class _Snapshot:
             return  # the same as if it were made anew each time
         if before is not None and now.key == before.key:
             return
-        yield self._left(name) if now.fake else self._changed(name, before, now)
+        if now.fake:
+            yield self._left(name)
+            return
+        same_object = item is self.attributes.get(name, _MISSING)
+        may_settle = same_object and _is_plain_object(item)
+        yield self._changed(name, before, now, _SettlingError if may_settle else CaptureError)
 
     def _left(self, name: str) -> CaptureError:
         return CaptureError(
@@ -170,12 +174,14 @@ class _Snapshot:
             hint="return the tensor from the call, or register it as a buffer before the call",
         )
 
-    def _changed(self, name: str, before: _Said | None, now: _Said) -> CaptureError:
+    def _changed(
+        self, name: str, before: _Said | None, now: _Said, error: type[CaptureError]
+    ) -> CaptureError:
         first = before.scalar if before is not None else None
         change = "what it holds is another one after the call"
         if first is not None or now.scalar is not None:
             change = f"from {first!r} to {now.scalar!r}"
-        return CaptureError(
+        return error(
             f"the call changes the attribute `{_join(self.path, name)}`",
             where=[f"{change}; a captured step would not do that again"],
             hint="change it outside of the call, or make it a buffer",
@@ -194,41 +200,74 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+class _SettlingError(CaptureError):
+    """A configuration was changed, which may be for this once: code fills in what was left open."""
+
+
+def _is_plain_object(item: Any) -> bool:
+    kind: Any = type(item)
+    return is_plain(kind) and not isinstance(item, (nn.Module, type))
+
+
+class Watch:
+    """What came of watching a call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.reader = _Reader(list(module.modules()))
+        named = module.named_modules()
+        self.snapshots = [_Snapshot.of(path, part, self.reader) for path, part in named]
+        self.python, self.numpy = random.getstate(), np.random.get_state()
+        self.settling: CaptureError | None = None
+
+    def check_random(self) -> None:
+        """Raises when random numbers of Python or numpy were drawn.
+
+        It is called when a cell ends, so that the error can name it.
+        """
+        for library, same in (
+            ("random", random.getstate() == self.python),
+            ("numpy.random", _comparable(np.random.get_state()) == _comparable(self.numpy)),
+        ):
+            if not same:
+                raise _random_error(library)
+
+    def check_attributes(self) -> None:
+        """Raises when attributes were changed, unless that may have been for this once."""
+        errors = [error for snapshot in self.snapshots for error in snapshot.errors()]
+        if not errors:
+            return
+        error = combine(errors, f"the call changes {len(errors)} attributes of its modules")
+        if not all(isinstance(error, _SettlingError) for error in errors):
+            raise CaptureError(error.message, where=error.where, hint=error.hint)
+        self.settling = CaptureError(error.message, where=error.where, hint=error.hint)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for snapshot in self.snapshots:
+            snapshot.restore()
+        self.reader.restore()
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[Callable[[], None]]:
+def unchanged(module: nn.Module) -> Iterator[Watch]:
     """A context in which a module is captured; it is as before when the capture fails.
 
-    Gives a function that raises when random numbers of Python or numpy were drawn: to be called
-    when a cell ends, so that the error can name it.
+    Where only configurations were changed (plain objects in attributes), that stays, and the watch
+    holds the error in `settling`: it is one when a second call does that again.
 
     Raises:
         CaptureError: When the call changed an attribute, left a tensor without values in one, or
             drew random numbers that are not torch's.
     """
-    reader = _Reader(list(module.modules()))
-    snapshots = [_Snapshot.of(path, part, reader) for path, part in module.named_modules()]
-    python, numpy = random.getstate(), np.random.get_state()
-
-    def check_random() -> None:
-        for library, same in (
-            ("random", random.getstate() == python),
-            ("numpy.random", _comparable(np.random.get_state()) == _comparable(numpy)),
-        ):
-            if not same:
-                raise _random_error(library)
-
+    watch = Watch(module)
     try:
-        yield check_random
-        check_random()
-        errors = [error for snapshot in snapshots for error in snapshot.errors()]
-        if errors:
-            raise combine(errors, f"the call changes {len(errors)} attributes of its modules")
+        yield watch
+        watch.check_random()
+        watch.check_attributes()
     except BaseException:
-        for snapshot in snapshots:
-            snapshot.restore()
-        reader.restore()
-        random.setstate(python)
-        np.random.set_state(numpy)
+        watch.restore()
         raise
 
 

@@ -53,7 +53,8 @@ LEAVES: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any]]] = {
     "set": (set, lambda d, y: d.add(y)),
 }
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any]]] = {
-    "number in an object": (Log, lambda d, y: d.items.update(count=1)),
+    "number in an object": (Log, lambda d, y: d.items.update(count=d.items["count"] + 1)),
+    "other ops the next time": (Log, lambda d, y: y * 2 if d.items.pop("count", None) == 0 else y),
     "number in a dict": (lambda: {"n": 1}, lambda d, y: d.update(n=2)),
     "list of lists": (lambda: [[1], [2]], lambda d, y: d[1].append(3)),
     "array": (lambda: np.zeros(2), lambda d, y: d.__setitem__(0, 1)),
@@ -137,3 +138,14 @@ def test_values_beside_the_tensors_are_returned_as_they_are() -> None:
     result = (torch.float32, 3, None, slice(1, 2), np.float32(2), "a")
     captured = capture(None, lambda _, y: (y, *result))
     assert captured.result(["y"]) == ("y", *result)
+
+
+def test_a_configuration_that_the_first_call_fills_in_stays_filled_in() -> None:
+    def fill(config: Log, y: Tensor) -> Tensor:
+        config.items.setdefault("kind", "single")
+        return y * len(config.items)
+
+    held = Log()
+    graph = capture(held, fill).graph
+    assert held.items == {"count": 0, "kind": "single"}
+    assert capture(held, fill).graph.digest == graph.digest
