@@ -119,7 +119,7 @@ def hooked(hook: str) -> Job:
         else:
             compress = getattr(default_hooks, hook)
 
-            def by_another_name(state: object, bucket: dist.GradBucket):
+            def by_another_name(state, bucket):
                 return compress(state, bucket)  # torch knows by its name which hook wants NCCL
 
             model.register_comm_hook(None, by_another_name)
