@@ -10,6 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from benchmarks.measure import Row, row_of, take_pairs
+from benchmarks.step import together
 from distcell.mesh import Mesh
 from distcell.runtime.collectives import Collectives
 from distcell.runtime.world import collectives_for, current_world
@@ -56,9 +57,8 @@ def measure(pairs: int, *, small: bool = False) -> list[Row]:
             for peer, call in (("gloo", calls.gloo), ("memcpy", calls.memcpy)):
                 other = _repeated(call, times)
                 ours(), other()
-                taken = take_pairs(ours, other, pairs=pairs, meet=ranks.barrier)
-                single = [(one / times, two / times) for one, two in taken]
-                rows.append(row_of(case, world.backend, peer, single))
+                found = take_pairs(ours, other, pairs=pairs, together=together(ranks))
+                rows.append(row_of(case, world.backend, peer, found, calls=times))
     dist.destroy_process_group()
     return rows
 

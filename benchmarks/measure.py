@@ -8,9 +8,18 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 WARM_STEPS = 5
+PATIENCE = 4
+"""How many times as many pairs as wanted are taken at most, where the machine is not quiet."""
+
+DISTURBED = 0.1
+"""What other processes may have computed during a pair, in cores: clock ticks are coarse."""
+
+_STATISTICS = Path("/proc/stat")
+
 TOLERANCE = 1e-4
 """How far losses may be apart, relative to their size: float32 sums in another order."""
 
@@ -56,7 +65,8 @@ class Row:
         ours_ms: The median of our times; None where no times are compared.
         peer_ms: The median of the peer's.
         limit: What the ratio should be at most; None where there is no such limit.
-        pairs: How many pairs were taken.
+        pairs: How many pairs it is made of.
+        taken: How many were taken; the rest was disturbed by other processes.
         batch: The rows of the global batch, where there is one.
         load: The machine's load when the row was done: how far to trust it.
     """
@@ -71,6 +81,7 @@ class Row:
     peer_ms: float | None = None
     limit: float | None = None
     pairs: int = 0
+    taken: int = 0
     batch: int | None = None
     load: float = 0.0
 
@@ -96,47 +107,112 @@ def alike(ours: Variant, peer: Variant) -> None:
 Run = Callable[[], object]
 
 
-def take_pairs(
-    ours: Run, peer: Run, *, pairs: int, meet: Run = lambda: None
-) -> list[tuple[float, float]]:
-    """The times of both, in seconds, taken in turn; each goes first in half of the pairs.
+@dataclass(frozen=True)
+class Together:
+    """What the ranks that measure do together; a single process by default.
+
+    Args:
+        meet: Waits for the other ranks. A time ends when the last rank is done.
+        total: The sum of a number over all ranks.
+    """
+
+    meet: Run = lambda: None
+    total: Callable[[float], float] = float
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The times that were taken.
+
+    Args:
+        times: Ours and the peer's, in seconds.
+        taken: How many pairs there were, those left out included.
+    """
+
+    times: list[tuple[float, float]]
+    taken: int
+
+
+def take_pairs(ours: Run, peer: Run, *, pairs: int, together: Together | None = None) -> Pairs:
+    """The times of both, taken in turn; each goes first in half of the pairs.
+
+    Pairs during which other processes of the machine computed are left out, and more are taken
+    instead; where too few are left, all are used.
 
     Args:
         ours: What is compared.
         peer: What it is compared with.
-        pairs: How many pairs.
-        meet: Waits for the other ranks. A time ends when the last rank is done.
+        pairs: How many undisturbed pairs are wanted.
+        together: What the ranks do together.
     """
+    ranks = together or Together()
     gc.collect()
     gc.freeze()  # what was made before is not looked through again while times are taken
-    taken = []
-    for index in range(pairs):
-        if index % 2 == 0:
-            one = _time(ours, meet)
-            taken.append((one, _time(peer, meet)))
+    taken: list[tuple[float, float]] = []
+    quiet: list[tuple[float, float]] = []
+    while len(quiet) < pairs and len(taken) < pairs * PATIENCE:
+        before = _others(ranks)
+        if len(taken) % 2 == 0:
+            one = _time(ours, ranks)
+            pair = (one, _time(peer, ranks))
         else:
-            other = _time(peer, meet)
-            taken.append((_time(ours, meet), other))
+            other = _time(peer, ranks)
+            pair = (_time(ours, ranks), other)
+        taken.append(pair)
+        if _others(ranks) - before <= DISTURBED * sum(pair):
+            quiet.append(pair)
     gc.unfreeze()
-    return taken
+    return Pairs(quiet if 2 * len(quiet) >= pairs else taken, len(taken))
 
 
-def _time(run: Run, meet: Run) -> float:
-    meet()
+def _time(run: Run, ranks: Together) -> float:
+    ranks.meet()
     start = time.perf_counter()
     run()
-    meet()
+    ranks.meet()
     return time.perf_counter() - start
 
 
-def row_of(
-    case: str, ours: str, peer: str, times: Sequence[tuple[float, float]], **more: Any
-) -> Row:
-    """The row of some pairs of times in seconds."""
+def _others(ranks: Together) -> float:
+    """The processor time in seconds that others have had: of all processes less our own.
+
+    The sum over the ranks of each one's view of it, divided by their number, so that all ranks get
+    the same number and decide alike.
+    """
+    here = os.times()
+    busy = _busy() - ranks.total(here.user + here.system)
+    return ranks.total(busy) / ranks.total(1.0)
+
+
+def _busy() -> float:
+    """The processor time of all processes, and of a host's other guests; 0 where it is not told."""
+    if not _STATISTICS.is_file():
+        return 0.0
+    numbers = _STATISTICS.read_text(encoding="ascii").split(maxsplit=9)[1:9]
+    user, nice, system, _, _, irq, softirq, stolen = map(int, numbers)
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def row_of(case: str, ours: str, peer: str, found: Pairs, *, calls: int = 1, **more: Any) -> Row:
+    """The row of some pairs of times, each of which is that of `calls` calls."""
+    times = [(one / calls, other / calls) for one, other in found.times]
     low, ratio, high = quartiles([one / other for one, other in times])
     one, other = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
     load = os.getloadavg()[0]
-    return Row(case, ours, peer, ratio, low, high, one, other, pairs=len(times), load=load, **more)
+    return Row(
+        case,
+        ours,
+        peer,
+        ratio,
+        low,
+        high,
+        one,
+        other,
+        pairs=len(times),
+        taken=found.taken,
+        load=load,
+        **more,
+    )
 
 
 def quartiles(numbers: Sequence[float]) -> tuple[float, float, float]:

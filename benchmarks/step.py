@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import torch
 from torch import distributed as dist
 
 from benchmarks.hand import hand_step
-from benchmarks.measure import Row, Variant, alike, row_of, take_pairs
+from benchmarks.measure import Row, Together, Variant, alike, row_of, take_pairs
 from benchmarks.model import Size, make_batches, make_gpt
 from benchmarks.ours import our_step
 from benchmarks.peers import ddp_step, dtensor_step, eager_step
@@ -51,13 +52,27 @@ def measure(size: Size, pairs: int, only: Sequence[str] = ()) -> list[Row]:
                 continue
             one, other = make(case), make(peer)
             alike(one, other)
-            times = take_pairs(one.run, other.run, pairs=pairs, meet=ranks.barrier)
+            times = take_pairs(one.run, other.run, pairs=pairs, together=together(ranks))
             carrier = "gloo" if case.endswith("-gloo") else world.backend
             ours = f"distcell-{carrier}" if world.size > 1 else "distcell"
             rows.append(row_of(case, ours, peer, times, limit=limit, batch=rows_of_batch))
     if world.size > 1:
         dist.destroy_process_group()
     return rows
+
+
+def together(ranks: Collectives) -> Together:
+    """What the ranks do together while times are taken, over what carries our collectives."""
+    axes, one = ranks.mesh.names, torch.zeros(1)
+
+    def meet() -> None:
+        # not the barrier, which sleeps when it has to wait
+        ranks.all_reduce(one, axes)
+
+    def total(number: float) -> float:
+        return float(ranks.all_reduce(torch.tensor([number], dtype=torch.float64), axes))
+
+    return Together(meet, total)
 
 
 def _maker(size: Size, rows: int, ranks: Collectives) -> Callable[[str], Variant]:

@@ -8,7 +8,19 @@ from pathlib import Path
 
 from benchmarks.measure import Row
 
-_HEAD = ("case", "batch", "ours", "peer", "ours ms", "peer ms", "ratio", "quartiles", "limit", "")
+_HEAD = (
+    "case",
+    "batch",
+    "ours",
+    "peer",
+    "ours ms",
+    "peer ms",
+    "ratio",
+    "quartiles",
+    "limit",
+    "pairs",
+    "",
+)
 
 
 def text_of(rows: Sequence[Row]) -> str:
@@ -48,6 +60,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.ratio:.3f}",
         f"{row.low:.3f}-{row.high:.3f}",
         "" if row.limit is None else f"{row.limit:g}",
+        f"{row.pairs}/{row.taken or row.pairs}",
         "MISSED" if missed else "",
     )
 
