@@ -21,6 +21,7 @@ _MAX_LISTED = 12
 
 __all__ = [
     "BackendError",
+    "BackwardError",
     "CaptureError",
     "CheckpointError",
     "DataError",
