@@ -260,7 +260,7 @@ class CellGraph(CellBase):
         (tensor([1., 1.]),)
         """
         from distcell.capture import flatten
-        from distcell.capture.cell import argument_names
+        from distcell.capture.arguments import argument_names
 
         plan = _compiled_now(self).plan
         names = argument_names(self, len(inputs))
