@@ -26,6 +26,8 @@ Job = Callable[[], list[Tensor]]
 
 STEPS = 3
 
+_kept: list[object] = []
+
 
 def rank() -> int:
     return dist.get_rank()
@@ -45,6 +47,8 @@ def _quiet() -> Iterator[None]:
 def over(backend: str, job: Job) -> list[Tensor]:
     torch.manual_seed(0)
     dist.init_process_group(backend)
+    if backend == "gloo":  # its own thread may drop it last, and cannot join itself
+        _kept.append(dist.group.WORLD)
     try:
         return [result.detach().clone() for result in job()]
     finally:
@@ -106,11 +110,13 @@ def ddp(**options: Any) -> Job:
     return job
 
 
-def hooked(hook: str) -> Job:
+def hooked(hook: str, bucket_cap_mb: float | None = None) -> Job:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     def job() -> list[Tensor]:
-        model = DistributedDataParallel(make_model(), bucket_cap_mb=0.001)
+        # Several buckets of PowerSGD hang gloo now and then: callbacks overtake each other.
+        cap = None if hook == "PowerSGD" else 0.001
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=bucket_cap_mb or cap)
         if hook == "PowerSGD":
             state = powerSGD_hook.PowerSGDState(
                 None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
@@ -197,6 +203,18 @@ COVERED_BY_OTHERS = ["views of the buckets", "unused parameters", "a static grap
 def test_ddp(name: str) -> None:
     tolerance = {"fp16 hook": 2e-3, "bf16 hook": 2e-2}.get(name, 1e-5)
     assert_equal_over_both(DDP_JOBS[name](), tolerance=tolerance)
+
+
+def test_powersgd_on_several_buckets_gives_all_ranks_the_same() -> None:
+    def job() -> list[Tensor]:
+        found = hooked("PowerSGD", bucket_cap_mb=0.001)()[STEPS:]
+        for weight in found:
+            every = [torch.empty_like(weight) for _ in range(size())]
+            dist.all_gather(every, weight)
+            assert all(torch.equal(other, weight) for other in every)
+        return found
+
+    over("mpi4py", job)
 
 
 def test_ddp_equals_one_process() -> None:
