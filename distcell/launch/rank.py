@@ -21,6 +21,7 @@ from distcell.launch.agreement import check_agreement, describe
 from distcell.launch.command_line import Command, parse
 from distcell.launch.faults import run_to_the_end
 from distcell.launch.local_ranks import die_with_launcher
+from distcell.launch.memory import keep_freed_memory
 from distcell.launch.threads import core_quota, threads_for, usable_cores
 from distcell.launch.watchdog import Watchdog
 from distcell.mesh import Mesh
@@ -128,6 +129,7 @@ def _set_up(command: Command, size: int, threads: int) -> None:
     torch.set_num_threads(threads)
     _seed(command.seed)
     make_optimizers_without_compiler()
+    keep_freed_memory()
     gc.freeze()  # torch's own objects stay: the collector need not look through them at every pass
     here, (host, port) = world.current_world(), world.master()
     os.environ.update(
