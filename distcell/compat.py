@@ -144,8 +144,8 @@ call_uncompiled: Callable[..., Any] = torch.nn.Module._call_impl
 """What calling a module does, hooks included, when `Module.compile` was not called for it."""
 
 
-def allow_foreach(kind: type[torch.nn.Parameter]) -> None:
-    """Lets torch's optimizers use their fused loops for a subclass of Parameter.
+def allow_foreach(kind: type[torch.Tensor]) -> None:
+    """Lets torch's optimizers and clipping use their fused loops for a class of tensors.
 
     Needs `torch.optim.optimizer._foreach_supported_types`, which is compared with `type(p) in`.
 
@@ -469,6 +469,7 @@ def replace_total_norm(function: Callable[..., torch.Tensor]) -> None:
     """Makes torch's clipping functions use another norm, however users have imported them."""
     clip_grad._get_total_norm = function
     vars(clip_grad)["get_total_norm"] = function
+    vars(torch.nn.utils)["get_total_norm"] = function
 
 
 _own_total_norm: Callable[..., torch.Tensor] = clip_grad._get_total_norm
@@ -584,6 +585,74 @@ def without_overrides() -> Any:
     Needs `torch._C.DisableTorchFunctionSubclass`.
     """
     return torch._C.DisableTorchFunctionSubclass()
+
+
+def replace_overflow_check(
+    agree: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor],
+) -> None:
+    """Makes torch's `GradScaler` pass what it found in an optimizer's gradients through a function.
+
+    Needs `GradScaler._unscale_grads_`, which looks at gradients for `unscale_` and for `step`, and
+    returns by device a tensor that is not zero where one was infinite or no number.
+
+    Args:
+        agree: Given the optimizer and that tensor; returns the one to go on with.
+    """
+    kind: Any = torch.amp.GradScaler
+    own = kind._unscale_grads_
+
+    @functools.wraps(own)
+    def unscale(self: Any, optimizer: torch.optim.Optimizer, *args: Any) -> Any:
+        found = own(self, optimizer, *args)
+        return {device: agree(optimizer, tensor) for device, tensor in found.items()}
+
+    kind._unscale_grads_ = unscale
+
+
+def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function in which subclasses have their `__torch_function__` again.
+
+    Needs `torch._C._EnableTorchFunction`.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._EnableTorchFunction():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def plain_in_optimizers() -> None:
+    """Makes `step` and `zero_grad` of torch's optimizers ignore `__torch_function__` of subclasses.
+
+    Their code looks at single elements, a few ops for each parameter. A closure that is given to
+    a step is the user's code again. Needs `Optimizer.profile_hook_step`, which torch calls once for
+    each class of optimizers, when its first is made; classes it was called for before stay as they
+    are, which is slower and as right.
+    """
+    kind: Any = torch.optim.Optimizer
+    own = kind.profile_hook_step
+
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def run(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            given = [with_overrides(item) if callable(item) else item for item in args]
+            named = {k: with_overrides(v) if callable(v) else v for k, v in kwargs.items()}
+            with without_overrides():
+                return step(self, *given, **named)
+
+        hooked: Callable[..., Any] = own(run)
+        return hooked
+
+    zero_grad = kind.zero_grad
+
+    @functools.wraps(zero_grad)
+    def cleared(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        with without_overrides():
+            zero_grad(self, set_to_none)
+
+    kind.profile_hook_step, kind.zero_grad = staticmethod(profile_hook_step), cleared
 
 
 def replace_optimizer_state(

@@ -7,8 +7,8 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 import torch
 
-from distcell.compat import allow_foreach, without_overrides
-from distcell.errors import LayoutError, UserTypeError, UserValueError
+from distcell.compat import without_overrides
+from distcell.errors import UserTypeError, UserValueError
 from distcell.layout import Layout
 
 _LAYOUT = "_distcell_layout"
@@ -82,7 +82,8 @@ class Parameter(torch.nn.Parameter):
         cls, data: torch.Tensor | None = None, requires_grad: bool = True, *, name: str = ""
     ) -> Parameter:
         """Returns the parameter, which shares the memory of `data`."""
-        plain = None if data is None else data.detach()
+        with without_overrides():
+            plain = None if data is None else data.detach()
         parameter: Parameter = super().__new__(cls, plain, requires_grad)
         if name:
             parameter.__dict__.update({_NAME: name, _OWN_NAME: name})
@@ -155,82 +156,22 @@ class Parameter(torch.nn.Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         if id(self) not in memo:
             # torch's own copy would lose the layout: a slice would pass for the whole.
-            data = self.detach().clone(memory_format=torch.preserve_format)
-            memo[id(self)] = _rebuild(data, self.requires_grad, dict(self.__dict__))
+            with without_overrides():
+                data = self.detach().clone(memory_format=torch.preserve_format)
+            memo[id(self)] = _rebuild(type(self), data, self.requires_grad, dict(self.__dict__))
         copied: Parameter = memo[id(self)]
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuild, (self.detach(), self.requires_grad, dict(self.__dict__))
-
-
-class CutParameter(Parameter):
-    """A parameter of which this rank holds a piece.
-
-    What looks at one element at a time (optimizers, `zero_`, `mul_`, casts) is right on pieces.
-    What looks at the whole (norms, products, indexing, random filling) would be silently wrong
-    outside of the network's call, and is refused.
-    """
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _NEEDS_WHOLE:
-            raise _piece_error(name, args, kwargs or {})
         with without_overrides():
-            return func(*args, **(kwargs or {}))
+            data = self.detach()
+        return _rebuild, (type(self), data, self.requires_grad, dict(self.__dict__))
 
 
-_NEEDS_WHOLE = frozenset(
-    """
-    sum mean std var var_mean std_mean prod norm vector_norm matrix_norm max min amax amin aminmax
-    median mode argmax argmin logsumexp softmax log_softmax cumsum cumprod sort argsort topk
-    matmul __matmul__ __rmatmul__ mm bmm mv dot inner outer addmm baddbmm addmv einsum tensordot
-    linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
-    embedding embedding_bag layer_norm rms_norm group_norm batch_norm instance_norm normalize
-    svd qr cholesky inverse inv det slogdet eigh eigvals pinverse matrix_rank trace
-    __getitem__ __setitem__ select narrow index_select gather index_fill_ index_copy_ index_add_
-    normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ trunc_normal_
-    rand_like randn_like cat stack tolist
-    """.split()
-)
-
-
-def _piece_error(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayoutError:
-    given = [*args, *kwargs.values()]
-    found = next((each for each in given if isinstance(each, CutParameter)), None)
-    if found is None:
-        return LayoutError(f"`{name}` of pieces of parameters")
-    return LayoutError(
-        f"`{name}` of `{found.name}`, of which this rank holds a piece",
-        where=[f"global  {layout(found)}     here  {list(found.shape)}"],
-        hint="compute it inside of the network's call; `dc.whole_tensor(parameter)` is the whole",
-    )
-
-
-def guard_piece(parameter: torch.Tensor) -> None:
-    """Makes a parameter that was cut refuse what is wrong on a piece: for the engine.
-
-    Args:
-        parameter: it stays the same object.
-
-    >>> weight = Parameter(torch.zeros(2), name="up.weight")
-    >>> guard_piece(weight)
-    >>> type(weight).__name__
-    'CutParameter'
-    """
-    if type(parameter) is Parameter:
-        parameter.__class__ = CutParameter
-
-
-allow_foreach(Parameter)
-allow_foreach(CutParameter)
-
-
-def _rebuild(data: torch.Tensor, requires_grad: bool, state: dict[str, Any]) -> Parameter:
-    parameter = Parameter(data, requires_grad)
+def _rebuild(
+    kind: type[Parameter], data: torch.Tensor, requires_grad: bool, state: dict[str, Any]
+) -> Parameter:
+    parameter = kind(data, requires_grad)
     parameter.__dict__.update(state)
     return parameter
 

@@ -16,6 +16,7 @@ import distcell.random
 from distcell.context import LaunchOptions, launch, reset_auto_parallel_context, set_launch
 from distcell.dtype import name_of
 from distcell.engine.state import state_of
+from distcell.piece import plain
 from distcell.runtime import world
 from distcell.runtime.collectives import CollectiveLog
 from tests.models import CASES
@@ -176,7 +177,7 @@ def _whole(model: nn.Module, kind: str) -> dict[str, Tensor]:
         found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     else:
         found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    pieces = {name: tensor.detach().clone() for name, tensor in found.items()}
+    pieces = {name: plain(tensor).clone() for name, tensor in found.items()}
     if launch().mode != "ranks":
         return pieces
     state = state_of(model, launch())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distcell.errors import DataError, RankMismatchError
+from distcell.piece import plain
 from distcell.runtime.collectives import Collectives
 
 _HINTS = {
@@ -63,7 +64,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """
     total = 0
     for path, tensor in tensors.items():
-        data = tensor.detach().cpu().contiguous()
+        data = plain(tensor).cpu().contiguous()
         header = f"{path} {tuple(data.shape)} {data.dtype}"
         total = zlib.crc32(header.encode(), total)
         if data.numel():

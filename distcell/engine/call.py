@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from distcell.capture.tree import rebuild
+from distcell.compat import without_overrides
 from distcell.engine.backend import Backend, Piece
 from distcell.engine.transfer import Loadable
 from distcell.errors import BackwardError, InternalError
@@ -100,6 +101,10 @@ class LoadedCall:
             context: What goes in.
             write: Whether buffers get their new values.
         """
+        with without_overrides():  # what the program runs on is the rank's own, piece or not
+            return self._run_forward(context, write=write)
+
+    def _run_forward(self, context: Context, *, write: bool) -> tuple[list[Tensor], list[Piece]]:
         program = self.forward_program
         boxed = [self._piece(program, item, context) for item in program.graph.inputs]
         made = self._forward(boxed)
@@ -122,6 +127,12 @@ class LoadedCall:
         self, context: Context, saved: list[Piece], tangents: Mapping[str, Tensor]
     ) -> dict[Place, Tensor]:
         """The gradients by kind and path. Empties `saved`."""
+        with without_overrides():
+            return self._run_backward(context, saved, tangents)
+
+    def _run_backward(
+        self, context: Context, saved: list[Piece], tangents: Mapping[str, Tensor]
+    ) -> dict[Place, Tensor]:
         if self._backward is None:
             raise InternalError("the call was captured without gradients")
         program = self.backward_program
@@ -146,7 +157,8 @@ class LoadedCall:
         kinds = {"param", "buffer", "input"}
         inputs = self.backward_program.graph.inputs
         places = [(i.kind, i.path) for i in inputs if i.kind in kinds]
-        return {place: _find(context, place)._version for place in places}
+        with without_overrides():
+            return {place: _find(context, place)._version for place in places}
 
     def check_unchanged(self, context: Context, versions: Mapping[Place, int]) -> None:
         """Checks that nothing which backward reads was written into since forward.
@@ -154,7 +166,8 @@ class LoadedCall:
         Raises:
             RuntimeError: When something was, as torch does.
         """
-        changed = [place for place, v in versions.items() if _find(context, place)._version != v]
+        with without_overrides():
+            changed = [p for p, v in versions.items() if _find(context, p)._version != v]
         if changed:
             raise BackwardError(
                 f"`{changed[0][1]}` was changed in place between forward and backward",

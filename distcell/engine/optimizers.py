@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distcell import compat
-from distcell.engine.whole import is_cut, piece_of, whole_tensor
+from distcell.engine.whole import backend_of, is_cut, piece_of, whole_tensor
 from distcell.errors import OptimizerStateError
 from distcell.parameter import global_shape, layout
 
@@ -121,5 +121,21 @@ def _changed(
     return {**saved, "state": state}
 
 
+def _overflow_anywhere(optimizer: Optimizer, found: torch.Tensor) -> torch.Tensor:
+    """Whether any rank found a gradient that is infinite or no number: all skip the step, or none.
+
+    All ranks must call where parameters are split.
+    """
+    held = [p for group in optimizer.param_groups for p in group["params"] if is_cut(p)]
+    backend = backend_of(held[0]) if held else None
+    if backend is None:
+        return found
+    axes = backend.mesh.names
+    return torch.as_tensor(
+        backend.collectives.all_reduce(found.clone(), axes, "max", label="GradScaler")
+    )
+
+
 _hook = register_optimizer_step_pre_hook(_before_step)
+compat.replace_overflow_check(_overflow_anywhere)
 compat.replace_optimizer_state(_gather_state, _cut_state)

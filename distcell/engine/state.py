@@ -28,7 +28,8 @@ from distcell.errors import OptimizerStateError, StrategyError
 from distcell.layout import Layout
 from distcell.lazy import is_lazy, materialize
 from distcell.mesh import Mesh
-from distcell.parameter import global_shape, guard_piece, is_placed, layout, set_layout
+from distcell.parameter import global_shape, is_placed, layout, set_layout
+from distcell.piece import guard_piece, plain
 from distcell.program import Program
 from distcell.random import current_state
 from distcell.runtime.world import collectives_for
@@ -290,7 +291,7 @@ class ParallelState:
             set_layout(parameter, place)
             if isinstance(backend, RankBackend) and place.axes:
                 refuse_training_state(item.path, parameter)
-                piece = cut(place, parameter.detach(), backend.mesh, backend.collectives.rank)
+                piece = cut(place, plain(parameter), backend.mesh, backend.collectives.rank)
                 parameter.data = piece.clone() if _shares(piece, parameter) else piece
                 note_cut(parameter, backend)
             if place.split_axes and self.options.mode in ("ranks", "check"):

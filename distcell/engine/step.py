@@ -20,6 +20,7 @@ from distcell.capture import capture_step, flatten, hyperparameters, rebuild
 from distcell.capture.arguments import argument_names
 from distcell.capture.guard import call_key
 from distcell.cell import Cell, inside_engine
+from distcell.compat import without_overrides
 from distcell.context import auto_parallel_context, launch
 from distcell.dtype import DTYPES, name_of
 from distcell.engine.backend import Backend, Piece, RankBackend
@@ -98,7 +99,8 @@ class _StepFunction:
             while len(self._steps) > MAX_CALLS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
-        result = step(leaves, current_state().next_key(training=self.net.training))
+        with without_overrides():  # what the program runs on is the rank's own, piece or not
+            result = step(leaves, current_state().next_key(training=self.net.training))
         current_state().optimizer_stepped()
         return result
 

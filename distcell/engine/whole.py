@@ -22,6 +22,7 @@ from distcell.layout import Layout
 from distcell.mesh import Mesh
 from distcell.parameter import global_shape, layout
 from distcell.partition.emit import Emitter
+from distcell.piece import is_guarded, plain
 from distcell.program import Program
 from distcell.runtime.collectives import ReduceKind
 
@@ -42,11 +43,15 @@ def note_cut(parameter: Tensor, backend: RankBackend) -> None:
 
 def is_cut(parameter: Tensor) -> bool:
     """Whether this rank holds a piece of the parameter, not all of it."""
-    return _backend_of(parameter) is not None
+    return backend_of(parameter) is not None
 
 
-def _backend_of(parameter: Tensor) -> RankBackend | None:
-    """What exchanges the pieces of a parameter; a copy of one is cut like it."""
+def backend_of(parameter: Tensor) -> RankBackend | None:
+    """What exchanges the pieces of a parameter; a copy of one is cut like it.
+
+    Raises:
+        LayoutError: When it is a piece in another shape than that of its parameter.
+    """
     found: RankBackend | None = _backends.get(parameter)
     place = layout(parameter)
     if found is not None or not place.axes:
@@ -56,22 +61,51 @@ def _backend_of(parameter: Tensor) -> RankBackend | None:
             rank = backend.collectives.rank
             if tuple(parameter.shape) == place.local_shape(backend.mesh, rank):
                 return backend
+    if is_guarded(parameter) and tuple(parameter.shape) != tuple(place.shape):
+        raise LayoutError(
+            "a piece of a parameter that was reshaped has no whole",
+            where=[f"global  {place}     here  {list(parameter.shape)}"],
+            hint="take `dc.whole_tensor(parameter)` first, and reshape that",
+        )
     return None
 
 
 def whole_tensor(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
     """The global value of a parameter, or of something that is cut like it. All ranks must call.
 
+    Where gradients are recorded, those of the whole go back to the piece: a penalty on a weight may
+    be added to the loss. Every rank must compute the same with it.
+
     Args:
-        parameter: A parameter.
-        piece: A tensor of the parameter's local shape, such as its gradient; omitted: its value.
+        parameter: A parameter, its `.grad`, or what was made of one element by element.
+        piece: A tensor of the parameter's local shape; omitted: the parameter's own value.
+
+    Raises:
+        LayoutError: When the parameter is a piece that was reshaped.
 
     Example:
         >>> whole_tensor(torch.ones(2))
         tensor([1., 1.])
     """
-    value = (parameter if piece is None else piece).detach()
-    backend = _backend_of(parameter)
+    if piece is None and parameter.requires_grad and torch.is_grad_enabled():
+        return torch.as_tensor(_Whole.apply(parameter))  # type: ignore[no-untyped-call]
+    return _whole(parameter, piece)
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        ctx.parameter = parameter
+        return _whole(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return piece_of(ctx.parameter, gradient)
+
+
+def _whole(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
+    value = plain(parameter if piece is None else piece)
+    backend = backend_of(parameter)
     if backend is None:
         return value
     gather = _gather_program(backend.mesh, layout(parameter), name_of(value.dtype))
@@ -87,7 +121,7 @@ def piece_of(parameter: Tensor, whole: Tensor) -> Tensor:
         >>> piece_of(torch.ones(2), torch.zeros(2))
         tensor([0., 0.])
     """
-    backend = _backend_of(parameter)
+    backend = backend_of(parameter)
     if backend is None:
         return whole
     return cut(layout(parameter), whole, backend.mesh, backend.collectives.rank)
@@ -123,7 +157,7 @@ def local_state_dict(cell: torch.nn.Module) -> dict[str, Tensor]:
         ['weight', 'bias']
     """
     named = (*cell.named_parameters(remove_duplicate=False), *cell.named_buffers())
-    return {path: tensor.detach() for path, tensor in named}
+    return {path: plain(tensor) for path, tensor in named}
 
 
 def install_state_dict_hooks(cell: Cell) -> None:
@@ -141,13 +175,13 @@ def install_state_dict_hooks(cell: Cell) -> None:
 def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     for path, parameter in module.named_parameters(recurse=False):
         if is_cut(parameter) and prefix + path in state:
-            state[prefix + path] = whole_tensor(parameter)
+            state[prefix + path] = _whole(parameter)
 
 
 def _cut_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     for path, parameter in module.named_parameters(recurse=False):
         given = state.get(prefix + path)
-        backend = _backend_of(parameter)
+        backend = backend_of(parameter)
         if given is None or backend is None:
             continue
         if tuple(given.shape) == tuple(global_shape(parameter)):
@@ -208,18 +242,30 @@ def _total_norm(
 ) -> Tensor:
     """Torch's total norm, but of the global gradients: for torch's own clipping functions."""
     found = [gradients] if isinstance(gradients, Tensor) else list(gradients)
-    owners = {id(p.grad): p for p in _backends if p.grad is not None}
-    cut_ones = [(owners[id(g)], g) for g in found if id(g) in owners]
+    with compat.without_overrides():
+        return _norm_of(found, norm_type, error_if_nonfinite, foreach)
+
+
+def _norm_of(
+    found: list[Tensor], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
+) -> Tensor:
+    # parameters of a class of the user's have gradients that do not say what they are
+    owners = {id(p.grad): p for p in _backends if not is_guarded(p) and p.grad is not None}
+    cut_ones = [(owners.get(id(g), g), g) for g in found if is_guarded(g) or id(g) in owners]
+    cut_ones = [(owner, g) for owner, g in cut_ones if is_cut(owner)]
     if not cut_ones:
         return compat.plain_total_norm(found, norm_type, error_if_nonfinite, foreach)
     norm_type = float(norm_type)
-    powers = [_power([g for g in found if id(g) not in owners], norm_type, cut_ones[0][1])]
+    pieces = {id(g) for _, g in cut_ones}
+    powers = [_power([g for g in found if id(g) not in pieces], norm_type, cut_ones[0][1])]
     groups: dict[tuple[str, ...], list[tuple[Tensor, Tensor]]] = {}
     for parameter, gradient in cut_ones:
         axes = tuple(sorted(layout(parameter).split_axes))
         groups.setdefault(axes, []).append((parameter, gradient))
     for axes, members in sorted(groups.items()):
-        collectives = _backends[members[0][0]].collectives
+        backend = backend_of(members[0][0])
+        assert backend is not None  # those that are cut have one
+        collectives = backend.collectives
         local = _power([g for _, g in members], norm_type, members[0][1])
         kind: ReduceKind = "max" if math.isinf(norm_type) else "sum"
         powers.append(collectives.all_reduce(local, axes, kind, label="clip_grad_norm_"))

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 
 from distcell.cell import Cell
 from distcell.engine.observe import Observer, PlanEvent, StepEvent, Stop
+from distcell.piece import plain
 
 LEAST_EPS = 1e-3
 """What Adam's `eps` and its like are raised to in single precision. A gradient that is zero but for
@@ -117,7 +118,7 @@ class Recorder(Observer):
         number, step = self._count(optimizer)
         for name, parameter in self._parameters(optimizer).items():
             grad = parameter.grad
-            self.take(Key("gradients", step, number, name), None if grad is None else grad.detach())
+            self.take(Key("gradients", step, number, name), None if grad is None else plain(grad))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_known(optimizer):
@@ -125,7 +126,7 @@ class Recorder(Observer):
         number = self._number(optimizer)
         step = self._counts[number]
         for name, parameter in self._parameters(optimizer).items():
-            self.take(Key("weights", step, number, name), parameter.detach())
+            self.take(Key("weights", step, number, name), plain(parameter))
         self._take_buffers(step, number)
 
     def _take_loss(self, loss: Tensor) -> None:
