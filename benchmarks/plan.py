@@ -77,7 +77,7 @@ def _planned(layers: int, ranks: int) -> dict[str, float]:
 
 def _started(layers: int, ranks: int) -> float:
     """Seconds from the command to the end of the first step on all ranks."""
-    from distcell.launch.local_ranks import find_mpirun
+    from distcell.runtime.mpi_installation import find_mpirun
 
     mpirun = find_mpirun()
     if mpirun is None:

@@ -1,4 +1,4 @@
-"""`python -m distcell plan | check | explain`: what a strategy does, before anything runs."""
+"""`python -m distcell plan | check | explain | doctor`: look before anything runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ def main(arguments: Sequence[str]) -> int:
         arguments: What stands behind `python -m distcell`.
     """
     try:
+        if arguments[:1] == ["doctor"]:
+            from distcell.launch.doctor import doctor
+
+            return doctor(arguments[1:])
         command = parse(arguments)
         return _ACTIONS[command.action](command)
     except DistcellError as error:

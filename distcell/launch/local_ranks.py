@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from distcell.errors import BackendError, LaunchError
 from distcell.launch.command_line import Command
 from distcell.launch.threads import core_quota, threads_for, usable_cores
 from distcell.runtime import world
+from distcell.runtime.mpi_installation import INSTALL, find_mpirun, mpirun_at
 
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDI_", "TORCHELASTIC_")
 _OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -49,7 +48,7 @@ def start_ranks(command: Command) -> int:
     if command.backend == "mpi" and mpirun is None:
         raise BackendError(
             "--backend mpi, but there is no mpirun",
-            hint="pip install 'distcell[mpi]', or install Open MPI or MPICH",
+            hint=INSTALL,
         )
     enough_devices = torch.cuda.device_count() >= command.ranks
     if command.backend == "mpi" or (
@@ -64,17 +63,6 @@ def start_ranks(command: Command) -> int:
     if command.backend == "auto" and not enough_devices:
         print("distcell: no mpirun here; the ranks talk over gloo", file=sys.stderr, flush=True)
     return _Processes(command, environ).run()
-
-
-def find_mpirun() -> Path | None:
-    """Returns the mpirun beside this Python, else the first on the path; None without mpi4py."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return None
-    beside = Path(sys.executable).parent / "mpirun"
-    if beside.is_file():
-        return beside
-    found = shutil.which("mpirun")
-    return Path(found) if found else None
 
 
 def die_with_launcher() -> None:
@@ -191,8 +179,7 @@ def _clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _mpirun_settings(mpirun: Path) -> dict[str, str]:
     """What Open MPI needs to start more ranks than cores, as root too; MPICH needs nothing."""
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
-    if "open" not in version.stdout.lower() and "prrte" not in version.stdout.lower():
+    if mpirun_at(mpirun).name != "Open MPI":
         return {}
     settings = {
         "OMPI_MCA_rmaps_base_oversubscribe": "1",

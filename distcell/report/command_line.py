@@ -87,7 +87,9 @@ def _parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def _add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    commands = parser.add_subparsers(dest="action", required=True, metavar="plan|check|explain")
+    commands = parser.add_subparsers(
+        dest="action", required=True, metavar="plan|check|explain|doctor"
+    )
     plan = commands.add_parser("plan", help="layouts, collectives and bytes", allow_abbrev=False)
     plan.add_argument("--json", metavar="FILE", help="write the same as JSON")
     plan.add_argument("--graph", action="store_true", help="print the program of the ranks too")
@@ -99,6 +101,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argumen
     )
     explain = commands.add_parser("explain", help="why a layout is as it is", allow_abbrev=False)
     explain.add_argument("path", help="a parameter, an input or a cell: blocks.3.mlp.up.weight")
+    # It has a command line of its own; here it is listed.
+    commands.add_parser("doctor", help="what works on this machine, and what is wrong")
     parsers = {"plan": plan, "check": check, "explain": explain}
     for each in parsers.values():
         _add_common(each)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from mpi4py import MPI
 from torch import Tensor
 
 from distcell.runtime.groups import Reduction, combine, reduce_into
+from distcell.runtime.shared_memory import free_shared_memory
 
 _PIECE = 1 << 18  # bytes: what is summed is still in the cache when it is written to the others
 _HALF = 2 << 20
 _RESERVE = 16 << 20
-_SHARED_MEMORY = "/dev/shm"
 _STARTUP_FILE = "/dev/shm/mpich_shm_"
 _MAPPED = Path("/proc/self/maps")
 
@@ -43,7 +42,7 @@ class SharedMemory:
 
         A window larger than what is free would be granted, and kill the process when touched.
         """
-        fits = bytearray([_free_shared_memory() - _RESERVE >= nbytes * comm.Get_size()])
+        fits = bytearray([free_shared_memory() - _RESERVE >= nbytes * comm.Get_size()])
         comm.Bcast([fits, MPI.BYTE], 0)  # one rank's word, so that all do the same
         return cls(comm, nbytes) if fits[0] else None
 
@@ -174,11 +173,3 @@ def _combine_all(parts: Sequence[Tensor], out: Tensor, op: Reduction) -> None:
     combine(parts[0], parts[1], op, out=out)
     for part in parts[2:]:
         reduce_into(out, part, op)
-
-
-def _free_shared_memory() -> int:
-    try:
-        found = os.statvfs(_SHARED_MEMORY)
-    except OSError:  # no such file system: the window would have nowhere to be
-        return 0
-    return found.f_bavail * found.f_frsize

@@ -21,6 +21,7 @@ from distcell.errors import BackendError, MeshError, did_you_mean
 from distcell.mesh import Mesh
 from distcell.runtime.collectives import CollectiveLog, Collectives
 from distcell.runtime.groups import Group, Members, SoloGroup
+from distcell.runtime.mpi_installation import INSTALL, check_launcher, named
 from distcell.runtime.rank_collectives import RankCollectives
 from distcell.runtime.rank_environment import RankEnvironment, find_ranks
 from distcell.runtime.torch_collectives import TorchGroups
@@ -193,13 +194,25 @@ def _choose(backend: str, found: RankEnvironment) -> str:
 
 
 def mpi_missing() -> str | None:
-    """Returns why MPI cannot be used; None when it can. Initialises MPI."""
-    if "mpi4py.MPI" not in sys.modules:
-        _let_waiting_ranks_yield(find_ranks(os.environ))
+    """Returns why MPI cannot be used; None when it can. Initialises MPI.
+
+    Raises:
+        BackendError: Another MPI than the library started the ranks.
+    """
+    found = find_ranks(os.environ)
     try:
-        importlib.import_module("mpi4py.MPI")
+        rc = importlib.import_module("mpi4py").rc
+        if "mpi4py.MPI" not in sys.modules:
+            # Not by the import: a library that another MPI's mpirun has started ends the process.
+            rc.initialize, rc.finalize = False, True
+        mpi = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         return str(error).strip().splitlines()[0]
+    if not mpi.Is_initialized():
+        if found is not None:
+            check_launcher(found.launcher, named(mpi.Get_library_version(), ""))
+        _let_waiting_ranks_yield(found)
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
     return None
 
 
@@ -209,7 +222,7 @@ def _mpi() -> ModuleType:
         raise BackendError(
             "no MPI library found",
             where=[reason],
-            hint="pip install 'distcell[mpi]', or install Open MPI or MPICH; or use --backend gloo",
+            hint=f"{INSTALL}; or use --backend gloo",
         )
     return importlib.import_module("mpi4py.MPI")
 

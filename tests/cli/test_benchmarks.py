@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distcell.launch.local_ranks import find_mpirun
+from distcell.runtime.mpi_installation import find_mpirun
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distcell.launch.local_ranks import find_mpirun
+from distcell.runtime.mpi_installation import find_mpirun
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "distcell.launch"]

@@ -19,9 +19,9 @@ import torch
 import distcell as dc
 from distcell import errors, nn
 from distcell.launch import command_line as launch_flags
-from distcell.launch.local_ranks import find_mpirun
 from distcell.layout import Layout
 from distcell.report import command_line as report_flags
+from distcell.runtime.mpi_installation import find_mpirun
 from distcell.strategy import schema
 from tests.docs.blocks import ROOT, blocks_of, run_command, run_page, same_output
 
