@@ -15,9 +15,13 @@ from distcell.errors import DataError, RankMismatchError
 from distcell.piece import plain
 from distcell.runtime.collectives import Collectives
 
+SAME_BATCH = (
+    "every rank must pass the same global batch: leave a DistributedSampler out, seed "
+    "the data alike; or say `data: local` in the strategy when each rank loads its part"
+)
+
 _HINTS = {
-    "inputs": "every rank must pass the same global batch: leave a DistributedSampler out, seed "
-    "the data alike; or say `data: local` in the strategy when each rank loads its part",
+    "inputs": SAME_BATCH,
     "parameters": "seed all ranks alike before the network is made, or load one checkpoint",
     "call": "all ranks must call the network with tensors of the same shapes, in the same mode",
     "strategy": "start all ranks with the same strategy",
@@ -43,10 +47,10 @@ def check_agreement(collectives: Collectives, facts: Mapping[str, str]) -> None:
         if len(set(said)) == 1:
             continue
         kind = DataError if subject == "inputs" else RankMismatchError
-        raise kind(f"the ranks differ in: {subject}", where=_lines(said), hint=_HINTS.get(subject))
+        raise kind(f"the ranks differ in: {subject}", where=lines_by_rank(said), hint=_HINTS.get(subject))
 
 
-def _lines(said: Sequence[str]) -> list[str]:
+def lines_by_rank(said: Sequence[str]) -> list[str]:
     """Which ranks say what, each answer once."""
     ranks: dict[str, list[int]] = {}
     for rank, answer in enumerate(said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from distcell.engine.agreement import check_agreement, fingerprint
 from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
 from distcell.engine.call import Context, LoadedCall
 from distcell.engine.garbage import collector_paused
+from distcell.engine.inputs import InputWatch
 from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
 from distcell.engine.transfer import Loadable, plan_on_one_rank
@@ -98,6 +100,7 @@ class ParallelState:
         self.calls: OrderedDict[Hashable, LoadedCall] = OrderedDict()
         # calls that were planned and are not to run; in mode `plan` alone
         self.prepared: set[Hashable] = set()
+        self._inputs = InputWatch()
 
     def call(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the network returns under the plan."""
@@ -112,11 +115,21 @@ class ParallelState:
             while len(self.calls) > MAX_CALLS:
                 self.calls.popitem(last=False)
         self.calls.move_to_end(key)
+        self.watch_inputs(leaves)
         if torch.is_grad_enabled():
             loaded = self._special(loaded, cell, (args, kwargs), leaves) or loaded
         random_key = current_state().next_key(training=cell.training)
         states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
         return loaded(Context(states, leaves, random_key))
+
+    def watch_inputs(self, leaves: Leaves) -> None:
+        """Looks whether all ranks pass the same global batch, where they should.
+
+        Raises:
+            DataError: They do not.
+        """
+        if self.options.mode == "ranks" and self.strategy.data == "full" and self.mesh.size > 1:
+            self._inputs.saw(leaves, collectives_for(self.mesh))
 
     def plan_only(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Plans what `call` would run."""
@@ -209,7 +222,8 @@ class ParallelState:
     def _facts(self, cell: Cell, leaves: Leaves) -> dict[str, str]:
         shapes = {path: (tuple(t.shape), str(t.dtype)) for path, t in leaves.items()}
         facts = {
-            "strategy": f"{self.strategy.source} {self.strategy.digest}",
+            # a file may lie elsewhere on each host
+            "strategy": f"{Path(self.strategy.source).name} {self.strategy.digest}",
             "seed": str(torch.initial_seed()),
             "call": f"{shapes} training={cell.training}",
         }

@@ -99,6 +99,7 @@ class _StepFunction:
             while len(self._steps) > MAX_CALLS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
+        state.watch_inputs(leaves)
         with without_overrides():  # what the program runs on is the rank's own, piece or not
             result = step(leaves, current_state().next_key(training=self.net.training))
         current_state().optimizer_stepped()

@@ -82,6 +82,42 @@ def test_other_data_on_each_rank_is_refused() -> None:
     assert "data: local" in (caught.value.hint or "")
 
 
+def other_data_from(call: int, me: int) -> list[tuple[torch.Tensor, ...]]:
+    """Batches of which those from a call on are in another order on each rank."""
+    alike = models.vector_batches(12, seed=0)
+    return alike[: call - 1] + models.vector_batches(12, seed=me)[call - 1 :]
+
+
+@pytest.mark.parametrize(("first", "seen"), [(2, 2), (3, 4), (4, 4), (5, 8)])
+@pytest.mark.parametrize("whole_step", [False, True])
+def test_data_that_goes_apart_later_is_refused_some_calls_later(
+    first: int, seen: int, whole_step: bool
+) -> None:
+    net, me = parallel_mlp(), world.init()
+    done = 0
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = dc.compile_step(net, None, optimizer) if whole_step else net
+    with launched(on_ranks("data")), pytest.raises(DataError) as caught:
+        for batch in other_data_from(first, me.rank):
+            step(*batch)
+            done += 1
+    assert done == seen - 1  # the call that compares does not run
+    lowest = {2: 2, 4: 3, 8: 5}[seen]
+    when = f"call {seen}" if lowest == seen else f"calls {lowest} to {seen}"
+    assert caught.value.message == f"the ranks were given different data: `x` in {when}"
+    assert "rank 0: x" in caught.value.where[0]
+    assert "data: local" in (caught.value.hint or "")
+
+
+def test_each_rank_may_pass_its_own_part_where_the_strategy_says_so(tmp_path) -> None:
+    net, me = parallel_mlp(), world.init()
+    strategy = tmp_path / "local.yaml"
+    strategy.write_text('distcell: 1\nmesh: {dp: -1}\ndata: local\ninputs: {"*": [dp]}\n')
+    with launched(on_ranks(str(strategy))):
+        for batch in models.vector_batches(5, seed=me.rank):
+            net(*batch)
+
+
 def test_other_weights_on_each_rank_are_refused() -> None:
     world.init()
     torch.manual_seed(world.init().rank)

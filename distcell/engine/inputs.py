@@ -1,0 +1,84 @@
+"""Whether ranks that should pass the same global batch go on to do so after the first call.
+
+Each rank keeps a checksum of what it was given, and from time to time the ranks compare theirs: an
+order of the data that differs from the second epoch on is an error some calls later, not a training
+on other data than the user thinks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from distcell.engine.agreement import SAME_BATCH, lines_by_rank
+from distcell.errors import DataError
+from distcell.piece import plain
+from distcell.runtime.collectives import Collectives
+
+EVERY = 32
+"""After how many calls the ranks compare; they do so after 1, 2, 4, 8 and 16 too."""
+
+_SAMPLE = 1024
+"""How many elements of a tensor are looked at in one call: others in each."""
+
+
+class InputWatch:
+    """Compares what the ranks are given, call by call, without an exchange in each.
+
+    What was given in a call counts at the next comparison, so nothing on the CPU escapes. A tensor
+    on another device is looked at in the calls that compare: to look is to wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self.calls, self.compared = 0, 0
+        self.sums: dict[str, int] = {}
+
+    def saw(self, leaves: Mapping[str, Tensor], collectives: Collectives) -> None:
+        """Notes the tensors of a call. Every rank must call this.
+
+        Args:
+            leaves: By path.
+            collectives: Of all ranks.
+
+        Raises:
+            DataError: Ranks were given other data since the comparison before.
+        """
+        self.calls += 1
+        compares = self.calls % EVERY == 0 or self.calls in (1, 2, 4, 8, 16)
+        for path, tensor in leaves.items():
+            if compares or tensor.device.type == "cpu":
+                self.sums[path] = _checksum(tensor, self.calls, self.sums.get(path, 0))
+        if compares:
+            self._compare(collectives)
+            self.compared = self.calls
+
+    def _compare(self, collectives: Collectives) -> None:
+        found = collectives.all_gather_object(self.sums)
+        paths = dict.fromkeys(path for each in found for path in each)
+        different = [path for path in paths if len({each.get(path) for each in found}) > 1]
+        if different:
+            first = self.compared + 1
+            when = f"call {first}" if first == self.calls else f"calls {first} to {self.calls}"
+            said = [
+                ", ".join(f"{path} {each.get(path, 0):08x}" for path in different[:3])
+                for each in found
+            ]
+            raise DataError(
+                f"the ranks were given different data: `{different[0]}` in {when}",
+                where=[*lines_by_rank(said), "checksums of what each rank passed to the network"],
+                hint=SAME_BATCH,
+            )
+
+
+def _checksum(tensor: Tensor, call: int, before: int) -> int:
+    """The checksum of some elements, which goes on from the one before."""
+    flat = plain(tensor).reshape(-1)
+    # odd: it goes through all columns of rows of the usual lengths
+    step = max(1, flat.numel() // _SAMPLE) | 1
+    some = flat[call % step :: step].cpu().contiguous()
+    header = f"{tuple(tensor.shape)} {tensor.dtype}"
+    total = zlib.crc32(header.encode(), before)
+    return zlib.crc32(some.view(torch.uint8).numpy(), total) if some.numel() else total
