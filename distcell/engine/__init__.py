@@ -9,9 +9,9 @@ from distcell.cell import Cell, inside_engine
 from distcell.context import auto_parallel_context, launch
 from distcell.engine.observe import observer
 from distcell.engine.state import state_of
+from distcell.engine.state_dict import local_state_dict as local_state_dict
 from distcell.engine.step import compile_step as compile_step
 from distcell.engine.whole import clip_grad_norm_ as clip_grad_norm_
-from distcell.engine.whole import local_state_dict as local_state_dict
 from distcell.engine.whole import whole_tensor as whole_tensor
 from distcell.lazy import materialize
 from distcell.random import current_state, random_mode

@@ -47,7 +47,9 @@ def check_agreement(collectives: Collectives, facts: Mapping[str, str]) -> None:
         if len(set(said)) == 1:
             continue
         kind = DataError if subject == "inputs" else RankMismatchError
-        raise kind(f"the ranks differ in: {subject}", where=lines_by_rank(said), hint=_HINTS.get(subject))
+        raise kind(
+            f"the ranks differ in: {subject}", where=lines_by_rank(said), hint=_HINTS.get(subject)
+        )
 
 
 def lines_by_rank(said: Sequence[str]) -> list[str]:

@@ -81,4 +81,4 @@ def _checksum(tensor: Tensor, call: int, before: int) -> int:
     some = flat[call % step :: step].cpu().contiguous()
     header = f"{tuple(tensor.shape)} {tensor.dtype}"
     total = zlib.crc32(header.encode(), before)
-    return zlib.crc32(some.view(torch.uint8).numpy(), total) if some.numel() else total
+    return zlib.crc32(some.view(torch.uint8).numpy().tobytes(), total) if some.numel() else total

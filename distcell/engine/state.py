@@ -24,8 +24,9 @@ from distcell.engine.garbage import collector_paused
 from distcell.engine.inputs import InputWatch
 from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
+from distcell.engine.state_dict import install_state_dict_hooks
 from distcell.engine.transfer import Loadable, plan_on_one_rank
-from distcell.engine.whole import install_state_dict_hooks, note_cut
+from distcell.engine.whole import note_cut
 from distcell.errors import OptimizerStateError, StrategyError
 from distcell.layout import Layout
 from distcell.lazy import is_lazy, materialize

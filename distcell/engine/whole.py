@@ -1,4 +1,4 @@
-"""Global values of what the ranks hold in pieces: state dicts, gradient norms."""
+"""Global values of what the ranks hold in pieces, and norms of gradients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from distcell import compat
-from distcell.cell import Cell
 from distcell.dtype import name_of
 from distcell.engine.backend import RankBackend, Run, cut
 from distcell.errors import LayoutError, UserTypeError
 from distcell.graph import Graph, Input, Op, Output, Value
 from distcell.layout import Layout
 from distcell.mesh import Mesh
-from distcell.parameter import global_shape, layout
+from distcell.parameter import layout
 from distcell.partition.emit import Emitter
 from distcell.piece import is_guarded, plain
 from distcell.program import Program
@@ -89,21 +88,22 @@ def whole_tensor(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
     """
     if piece is None and parameter.requires_grad and torch.is_grad_enabled():
         return torch.as_tensor(_Whole.apply(parameter))  # type: ignore[no-untyped-call]
-    return _whole(parameter, piece)
+    return value_of(parameter, piece)
 
 
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:
         ctx.parameter = parameter
-        return _whole(parameter)
+        return value_of(parameter)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return piece_of(ctx.parameter, gradient)
 
 
-def _whole(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
+def value_of(parameter: Tensor, piece: Tensor | None = None) -> Tensor:
+    """The same as `whole_tensor`, without gradients."""
     value = plain(parameter if piece is None else piece)
     backend = backend_of(parameter)
     if backend is None:
@@ -147,54 +147,6 @@ def _loaded(backend: RankBackend, program: Program) -> Run:
     if program.digest not in runs:
         runs[program.digest] = backend.load(program)
     return runs[program.digest]
-
-
-def local_state_dict(cell: torch.nn.Module) -> dict[str, Tensor]:
-    """The pieces that this rank holds of parameters and buffers, by path; nothing is exchanged.
-
-    Example:
-        >>> list(local_state_dict(torch.nn.Linear(2, 1)))
-        ['weight', 'bias']
-    """
-    named = (*cell.named_parameters(remove_duplicate=False), *cell.named_buffers())
-    return {path: plain(tensor) for path, tensor in named}
-
-
-def install_state_dict_hooks(cell: Cell) -> None:
-    """Makes `state_dict()` give global values and `load_state_dict` take them.
-
-    Each module does so for its own parameters, so that a part of the network can be saved alone.
-    """
-    for module in cell.modules():
-        if _gather_state in module._state_dict_hooks.values():
-            continue
-        module.register_state_dict_post_hook(_gather_state)
-        module.register_load_state_dict_pre_hook(_cut_state)
-
-
-def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    for path, parameter in module.named_parameters(recurse=False):
-        if is_cut(parameter) and prefix + path in state:
-            state[prefix + path] = _whole(parameter)
-
-
-def _cut_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    for path, parameter in module.named_parameters(recurse=False):
-        given = state.get(prefix + path)
-        backend = backend_of(parameter)
-        if given is None or backend is None:
-            continue
-        if tuple(given.shape) == tuple(global_shape(parameter)):
-            rank = backend.collectives.rank
-            state[prefix + path] = cut(layout(parameter), given, backend.mesh, rank)
-        elif tuple(given.shape) != tuple(parameter.shape):
-            raise LayoutError(
-                f"the state has `{path}` as {list(given.shape)}",
-                where=[
-                    f"global  {list(global_shape(parameter))}     here  {list(parameter.shape)}"
-                ],
-                hint="load the global value, or this rank's piece",
-            )
 
 
 def clip_grad_norm_(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 
 import pytest
@@ -275,6 +276,62 @@ def test_the_whole_of_a_piece_is_the_same_on_all_ranks(net) -> None:
     assert torch.equal(dc.whole_tensor(net.up.weight), whole)
     assert torch.equal(net.state_dict()["up.weight"], whole)
     assert torch.equal(net.up.state_dict()["weight"], whole)
+
+
+def test_a_state_dict_holds_copies_of_whole_values_split_or_not(net) -> None:
+    net.register_buffer("mean", torch.zeros(3))
+    net(torch.ones(4, 8))
+    saved = net.state_dict()
+    before = {name: value.clone() for name, value in saved.items()}
+    with torch.no_grad():
+        for tensor in (*net.parameters(), *net.buffers()):
+            tensor.add_(1)
+    assert saved.keys() == before.keys() == {*dict(net.named_parameters()), "mean"}
+    for name, value in saved.items():
+        assert torch.equal(value, before[name])
+        with pytest.raises(LayoutError, match="writes into a copy") as caught:
+            value.mul_(0)
+        assert "load_state_dict" in (caught.value.hint or "")
+    net.load_state_dict(saved)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_what_is_saved_of_a_state_dict_are_plain_tensors(net) -> None:
+    net(torch.ones(4, 8))
+    saved = net.state_dict()
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=True)
+    for kept in (loaded, copy.deepcopy(saved), pickle.loads(pickle.dumps(dict(saved)))):
+        assert {type(value) for value in kept.values()} == {torch.Tensor}
+        kept["up.bias"].mul_(2)
+        assert torch.equal(kept["up.bias"], saved["up.bias"] * 2)
+
+
+def test_a_state_dict_of_the_parameters_themselves_is_refused(net) -> None:
+    net(torch.ones(4, 8))
+    with pytest.raises(LayoutError, match=r"keep_vars=True.* of `up.weight`") as caught:
+        net.state_dict(keep_vars=True)
+    assert "leave `keep_vars` out" in (caught.value.hint or "")
+    with pytest.raises(LayoutError, match=r"assign=True.* in place of `up.weight`") as caught:
+        net.load_state_dict(net.state_dict(), assign=True)
+    assert "leave `assign` out" in (caught.value.hint or "")
+
+
+def test_a_state_of_another_shape_is_refused(net) -> None:
+    net(torch.ones(4, 8))
+    with pytest.raises(LayoutError, match=r"the state has `up.weight` as \[3, 8\]"):
+        net.load_state_dict({**net.state_dict(), "up.weight": torch.ones(3, 8)})
+
+
+def test_pieces_as_plain_tensors_are_live(net) -> None:
+    net(torch.ones(4, 8))
+    pieces = dc.local_state_dict(net)
+    assert {type(piece) for piece in pieces.values()} == {torch.Tensor}
+    pieces["up.weight"].zero_()
+    assert not net.state_dict()["up.weight"].any()
 
 
 def test_an_optimizer_saves_whole_state_and_resumes_from_it(net) -> None:
