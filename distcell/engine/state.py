@@ -293,35 +293,45 @@ class ParallelState:
     def shard_parameters(self, cell: Cell, program: Program) -> None:
         """Gives each parameter its layout; on real ranks it keeps its piece only."""
         backend = self.backend_for(program.mesh, cell)
+        on_ranks = isinstance(backend, RankBackend)
         parameters = dict(cell.named_parameters())
-        for item in program.graph.inputs:
-            if item.kind != "param":
-                continue
-            place, parameter = program.layouts[item.value], parameters[item.path]
+        items = [item for item in program.graph.inputs if item.kind == "param"]
+        places = {item.path: program.layouts[item.value] for item in items}
+        # simulated parameters stay whole; `check` refuses of them what real ranks refuse
+        guarded = on_ranks or self.options.mode == "check"
+        if guarded:
+            fresh = {path: parameters[path] for path in places if not is_placed(parameters[path])}
+            refuse_training_state({p: fresh[p] for p in fresh if places[p].split_axes})
+        for path, place in places.items():
+            parameter = parameters[path]
             # a parameter is cut once; one that came after the first call is cut like that before it
-            if isinstance(backend, RankBackend) and is_placed(parameter):
+            if on_ranks and is_placed(parameter):
                 continue
             materialize(parameter)
-            self.layouts[item.path] = place
+            self.layouts[path] = place
             set_layout(parameter, place)
             if isinstance(backend, RankBackend) and place.axes:
-                refuse_training_state(item.path, parameter)
                 piece = cut(place, plain(parameter), backend.mesh, backend.collectives.rank)
                 parameter.data = piece.clone() if _shares(piece, parameter) else piece
                 note_cut(parameter, backend)
-            if place.split_axes and self.options.mode in ("ranks", "check"):
+            if guarded and place.split_axes:
                 guard_piece(parameter)
 
 
-def refuse_training_state(path: str, parameter: Tensor) -> None:
+def refuse_training_state(parameters: Mapping[str, Tensor]) -> None:
     """Sharding comes before training.
 
+    Args:
+        parameters: By path, those that are about to be cut.
+
     Raises:
-        OptimizerStateError: When the parameter has a gradient of the global shape.
+        OptimizerStateError: When one has a gradient, which is of the global shape.
     """
-    if parameter.grad is not None:
+    found = [path for path, parameter in parameters.items() if parameter.grad is not None]
+    if found:
         raise OptimizerStateError(
-            f"parameter `{path}` has a gradient of its global shape",
+            f"parameter `{found[0]}` has a gradient of its global shape",
+            where=[f"so have {len(found) - 1} more"] if len(found) > 1 else [],
             hint="make the first call of the network before training, or set `.grad` to None",
         )
 
