@@ -105,8 +105,8 @@ def train(
         plain: Without distcell at all, by an ordinary loop.
     """
     history = History()
-    for log in world.collective_logs():
-        log.clear()  # of real ranks: one for each mesh, whatever network uses it
+    for collectives in world.collectives_in_use():
+        collectives.log.clear()  # of real ranks: one for each mesh, whatever network uses it
     with launched(options or LaunchOptions()):
         torch.manual_seed(0)
         distcell.random.seed(0)

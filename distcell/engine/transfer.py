@@ -21,6 +21,7 @@ from distcell.dtype import DTYPES, name_of
 from distcell.errors import DistcellError, RankMismatchError
 from distcell.program import Program
 from distcell.runtime.collectives import Collectives
+from distcell.runtime.world import preparing
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def plan_on_one_rank(collectives: Collectives, make: Callable[[], Loadable]) -> 
     failure: BaseException | None = None
     if collectives.rank == 0:
         try:
-            mine = make()
-            message = {"loadable": encode(mine)}
+            with preparing():
+                mine = make()
+                message = {"loadable": encode(mine)}
         except NotSendableError:
             message = {"each": True}
         except DistcellError as error:
@@ -80,7 +82,10 @@ def plan_on_one_rank(collectives: Collectives, make: Callable[[], Loadable]) -> 
         raise _as_error(received["error"])
     if mine is not None:
         return mine
-    return make() if "each" in received else decode(received["loadable"])
+    if "each" not in received:
+        return decode(received["loadable"])
+    with preparing():
+        return make()
 
 
 def _parts(error: DistcellError) -> tuple[list[str], str | None]:

@@ -6,6 +6,7 @@ import os
 import sys
 
 from distcell.errors import DistcellError
+from distcell.launch import monitor
 from distcell.launch.command_line import parse
 from distcell.launch.local_ranks import start_ranks
 from distcell.launch.rank import run_alone, run_as_rank
@@ -21,7 +22,11 @@ def main(arguments: list[str]) -> int:
     try:
         found = find_ranks(os.environ)
         if found is not None and found.size > 1:
-            return run_as_rank(arguments, found)
+            monitor.start_rank(found.rank)
+            code = run_as_rank(arguments, found)
+            if code:
+                monitor.say_nothing_more()
+            return code
         command = parse(arguments)
         if command.ranks is not None and command.ranks > 1:
             return start_ranks(command)

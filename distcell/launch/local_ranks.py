@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,16 +17,15 @@ import torch
 from distcell.compat import TCPStore
 from distcell.errors import BackendError, LaunchError
 from distcell.launch.command_line import Command
+from distcell.launch.monitor import LAUNCHER_PID
 from distcell.launch.threads import core_quota, threads_for, usable_cores
 from distcell.runtime import world
 from distcell.runtime.mpi_installation import INSTALL, find_mpirun, mpirun_at
 
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDI_", "TORCHELASTIC_")
 _OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_LAUNCHER_PID = "DISTCELL_LAUNCHER_PID"
 _POLL_S = 0.02
 _GRACE_S = 3.0
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def start_ranks(command: Command) -> int:
@@ -65,16 +63,6 @@ def start_ranks(command: Command) -> int:
     return _Processes(command, environ).run()
 
 
-def die_with_launcher() -> None:
-    """Makes the kernel end this process when the launcher that started it is killed."""
-    launcher = os.environ.pop(_LAUNCHER_PID, None)
-    if launcher is None or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != int(launcher):  # it was killed before we asked
-        os._exit(1)
-
-
 class _Processes:
     """Plain processes that meet at a store held by this one."""
 
@@ -89,7 +77,7 @@ class _Processes:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            _LAUNCHER_PID: str(os.getpid()),
+            LAUNCHER_PID: str(os.getpid()),
         }
         cores = usable_cores()
         threads = threads_for(cores, [cores] * command.ranks, core_quota())
@@ -154,12 +142,10 @@ class _Processes:
 
 
 def _exit_code(rank: int, code: int) -> int:
-    """The job's exit code for a rank's; a rank that was killed could not say so itself."""
+    """The job's exit code for a rank's; who watches a rank has no word when it is killed itself."""
     if code > 0:
         return code
-    name = signal.Signals(-code).name
-    hint = "the machine may be out of memory" if name == "SIGKILL" else "see the output above"
-    error = LaunchError(f"rank {rank} was ended by {name}", hint=hint)
+    error = LaunchError(f"rank {rank} was ended by {signal.Signals(-code).name}, with its watch")
     print(error.render(), file=sys.stderr, flush=True)
     return 128 - code
 

@@ -20,7 +20,6 @@ from distcell.errors import BackendError, DistcellError, LaunchError
 from distcell.launch.agreement import check_agreement, describe
 from distcell.launch.command_line import Command, parse
 from distcell.launch.faults import run_to_the_end
-from distcell.launch.local_ranks import die_with_launcher
 from distcell.launch.memory import keep_freed_memory
 from distcell.launch.threads import core_quota, threads_for, usable_cores
 from distcell.launch.watchdog import Watchdog
@@ -51,7 +50,6 @@ def run_as_rank(arguments: Sequence[str], found: RankEnvironment) -> int:
         arguments: The command line.
         found: What the launcher says.
     """
-    die_with_launcher()
     command, error = _parse(arguments)
     if not _join(command, found):
         return BackendError.exit_code

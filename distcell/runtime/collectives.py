@@ -40,7 +40,7 @@ def payload_bytes(shape: Sequence[int], itemsize: int) -> int:
 
 
 class LogEntry(NamedTuple):
-    """One collective as a rank issued it."""
+    """One collective as a rank issued it: the `turn`-th over its axes, the `number`-th of all."""
 
     number: int
     kind: str
@@ -48,6 +48,7 @@ class LogEntry(NamedTuple):
     bytes: int
     label: str
     started: float
+    turn: int
 
     def __str__(self) -> str:
         over = f" over {','.join(self.axes)}" if self.axes else ""
@@ -60,7 +61,8 @@ class CollectiveLog:
     """The collectives of one rank: the last ones in detail, all of them in the totals.
 
     `totals` maps (kind, axes) to (count, bytes) and is exact; `ring` holds the last entries.
-    `pending` is the entry of the collective that has not returned yet, which the watchdog reads.
+    `pending` is the entry of the collective that has not returned yet, which the watchdog reads;
+    `turns` says how many were issued over each axes: the members of a group issue the same ones.
     Barriers and the exchange of objects are in the ring, not in the totals: no program has them.
 
     Example:
@@ -75,13 +77,15 @@ class CollectiveLog:
     totals: dict[tuple[str, Axes], tuple[int, int]] = field(default_factory=dict)
     pending: LogEntry | None = None
     number: int = 0
+    turns: dict[Axes, int] = field(default_factory=dict)
 
     def begin(
         self, kind: str, axes: Axes, nbytes: int, label: str = "", *, counted: bool = True
     ) -> None:
         """Notes that a collective starts."""
         self.number += 1
-        entry = LogEntry(self.number, kind, axes, nbytes, label, time.monotonic())
+        turn = self.turns[axes] = self.turns.get(axes, 0) + 1
+        entry = LogEntry(self.number, kind, axes, nbytes, label, time.monotonic(), turn)
         self.ring.append(entry)
         if counted:
             count, total = self.totals.get((kind, axes), (0, 0))

@@ -228,8 +228,10 @@ class RankCollectives:
     def _group(self, axes: Axes) -> Group:
         group = self._groups.get(axes)
         if group is None:
+            self.log.begin("connect", axes, 0, counted=False)  # it waits for the other members
             group = self._group_of(self.mesh.group_of(self.rank, axes))
             self._groups[axes] = group
+            self.log.end()
         return group
 
     def _packed(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:

@@ -7,7 +7,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +20,15 @@ from distcell.compat import PrefixStore, Store, TCPStore
 from distcell.context import BACKENDS
 from distcell.errors import BackendError, MeshError, did_you_mean
 from distcell.mesh import Mesh
-from distcell.runtime.collectives import CollectiveLog, Collectives
+from distcell.runtime.collectives import Collectives
 from distcell.runtime.groups import Group, Members, SoloGroup
 from distcell.runtime.mpi_installation import INSTALL, check_launcher, named
 from distcell.runtime.rank_collectives import RankCollectives
 from distcell.runtime.rank_environment import RankEnvironment, find_ranks
 from distcell.runtime.torch_collectives import TorchGroups
+
+PREPARING = "preparing"
+"""The key under which the store counts the ranks that are `preparing`."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,22 @@ def collectives_for(mesh: Mesh) -> Collectives:
     return found
 
 
-def collective_logs() -> list[CollectiveLog]:
-    """Returns the logs of all collectives in use: for the watchdog."""
-    return [made.log for made in tuple(_session.made.values())] if _session else []
+def collectives_in_use() -> list[RankCollectives]:
+    """Returns what `collectives_for` has made: for the watchdog."""
+    return list(_session.made.values()) if _session else []
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """A context in which this rank works out what the others wait for: that is no stall."""
+    shared = store()
+    if shared is not None:
+        shared.add(PREPARING, 1)
+    try:
+        yield
+    finally:
+        if shared is not None:
+            shared.add(PREPARING, -1)
 
 
 def store() -> Store | None:

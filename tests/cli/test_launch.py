@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from distcell.runtime.mpi_installation import find_mpirun
+from tests.cli.jobs import LAUNCH, MPIRUN, TORCHRUN, needs_mpi, run
 
-ROOT = Path(__file__).parents[2]
-LAUNCH = [sys.executable, "-m", "distcell.launch"]
-MPIRUN = find_mpirun()
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
-FAULT_S = 10
-PATIENCE_S = 90
-
-needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
 pytestmark = pytest.mark.slow
 
 SAYS_ITS_RANK = """
@@ -49,83 +38,19 @@ sys.stdout.write("SAYS" + json.dumps(found) + "\\n")
 sys.stdout.flush()
 """
 
-FAILS = """
-import os, sys, time
-import torch
-import distcell
-from distcell.errors import DataError
-from distcell.mesh import Mesh
-from distcell.runtime import world
-how = sys.argv[1]
-here = world.current_world()
-c = world.collectives_for(Mesh((("dp", here.size),)))
-c.all_reduce(torch.ones(2), ("dp",), label="first")
-sys.stdout.write(f"MYPID {os.getpid()}\\n")
-sys.stdout.flush()
-c.barrier()
-if here.rank == 1:
-    if how == "raise":
-        raise ValueError("boom")
-    if how == "exit":
-        sys.exit(3)
-    if how == "kill":
-        os.kill(os.getpid(), 9)
-    if how == "stop":
-        time.sleep(3600)
-if how == "error":
-    raise DataError("the same on all ranks", hint="mend it")
-if how != "return" or here.rank != 1:
-    c.all_reduce(torch.ones(2), ("dp",), label="blocks.1.mlp")
-"""
-
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> Path:
     (tmp_path / "says.py").write_text(SAYS_ITS_RANK)
-    (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "other.py").write_text("import distcell\n")
     (tmp_path / "neighbour.py").write_text("VALUE = 1\n")
     return tmp_path
 
 
-def environment(**more: str) -> dict[str, str]:
-    left_out = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("PMI") and k not in left_out}
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path} | more
-
-
-def run(command: Sequence[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        list(command),
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
 def said(done: subprocess.CompletedProcess[str]) -> list[dict]:
-    import json
-
     assert done.returncode == 0, done.stderr
     found = [json.loads(text) for text in re.findall(r"SAYS(\{.*?\})(?=\s|SAYS|$)", done.stdout)]
     return sorted(found, key=lambda entry: entry["rank"])
-
-
-def all_gone(pids: Sequence[int], within: float) -> bool:
-    """Whether the processes end in time; waits on the processes themselves."""
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        ended = select.select([fd], [], [], within)[0]
-        os.close(fd)
-        if not ended:
-            return False
-    return True
 
 
 STARTS = {
@@ -172,96 +97,13 @@ def test_the_same_seed_draws_the_same_and_another_seed_draws_others(scripts):
     assert first != other
 
 
-BACKENDS = [pytest.param("mpi", marks=needs_mpi, id="over-mpi"), "gloo"]
-
-
-def line_of(text: str) -> int:
-    return next(n for n, line in enumerate(FAILS.splitlines(), start=1) if text in line)
-
-
-def failing(scripts: Path, backend: str, how: str, *flags: str):
-    command = [*LAUNCH, "-n", "3", "--backend", backend, *flags, "fails.py", how]
-    done = run(command, scripts)
-    pids = [int(pid) for pid in re.findall(r"MYPID (\d+)", done.stdout)]
-    assert len(pids) == 3, done.stderr
-    assert all_gone(pids, FAULT_S)
-    return done
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_that_raises_says_so_first_and_all_end(scripts, backend):
-    done = failing(scripts, backend, "raise")
-    assert done.returncode == 1
-    assert done.stderr.startswith("rank 1 failed:\nTraceback (most recent call last):\n")
-    first = done.stderr.split("failed too")[0]
-    assert f'fails.py", line {line_of("raise ValueError")}, in <module>' in first
-    assert "ValueError: boom" in first
-    assert "distcell/launch" not in first
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_exit_code_of_the_script_is_the_jobs(scripts, backend):
-    done = failing(scripts, backend, "exit")
-    assert done.returncode == 3
-    assert "rank 1 left the script with exit code 3" in done.stderr
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_that_is_killed_takes_the_others_with_it(scripts, backend):
-    done = failing(scripts, backend, "kill")
-    assert done.returncode not in (0, 1)
-    if backend == "gloo":
-        assert "rank 1 was ended by SIGKILL" in done.stderr
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_error_that_all_ranks_meet_is_said_once_without_a_traceback(scripts, backend):
-    done = failing(scripts, backend, "error")
-    assert done.returncode == 2
-    assert done.stderr.count("error: the same on all ranks\n  = hint: mend it\n") == 1
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_that_does_not_come_to_a_collective_is_named(scripts, backend):
-    done = failing(scripts, backend, "stop", "--stall-after", "1")
-    assert done.returncode == 2
-    assert "error: a collective did not finish within 1 s" in done.stderr
-    assert re.search(
-        r"rank 0 waits for \d s in #3 all_reduce over dp, 8 bytes  blocks.1.mlp", done.stderr
-    )
-    place = rf"fails\.py:{line_of('time.sleep')} in <module>"
-    assert re.search(f"rank 1 is in no collective, but at .*{place}", done.stderr)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_that_returns_while_others_wait_is_named(scripts, backend):
-    done = failing(scripts, backend, "return", "--stall-after", "1")
-    assert done.returncode == 2
-    assert "rank 1 has left the script" in done.stderr
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_all_ranks(scripts, backend, number):
-    command = [*LAUNCH, "-n", "2", "--backend", backend, "fails.py", "stop"]
-    with subprocess.Popen(
-        command, cwd=scripts, env=environment(), stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        pids = [int(job.stdout.readline().split()[1]) for _ in range(2)]
-        job.send_signal(number)
-        assert job.wait(FAULT_S) != 0
-    assert all_gone(pids, FAULT_S)
-
-
 @needs_mpi
 def test_ranks_that_were_started_differently_end_within_seconds(scripts):
-    one, two = ["-n", "1", *LAUNCH, "says.py"], ["-n", "1", *LAUNCH, "fails.py"]
+    one, two = ["-n", "1", *LAUNCH, "says.py"], ["-n", "1", *LAUNCH, "other.py"]
     done = run([str(MPIRUN), *one, ":", *two], scripts)
     assert done.returncode == 2
     assert done.stderr.count("error: the ranks were started with different scripts") == 1
-    assert re.search(r"rank 0: .*says.py\n.*rank 1: .*fails.py", done.stderr)
+    assert re.search(r"rank 0: .*says.py\n.*rank 1: .*other.py", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distcell.errors import LaunchError, RankMismatchError, StrategyError
 from distcell.launch.agreement import check_agreement, describe
 from distcell.launch.command_line import Command, flags, parse
+from distcell.launch.deadlock import stuck_ranks
+from distcell.launch.standing import Standing, Waiting
 from distcell.launch.threads import core_quota, threads_for
 from distcell.launch.watchdog import stall_error
 from distcell.runtime.rank_environment import RankEnvironment, find_ranks
@@ -178,15 +181,70 @@ def test_a_rank_describes_the_content_of_script_and_strategy(tmp_path: Path):
     assert one["strategy content"] != two["strategy content"]
 
 
+def waiting(kind: str = "all_reduce", *, turn: int = 3, line: str = "dp", **more: Any) -> Standing:
+    group = more.pop("group", (0, 1))
+    waits = Waiting("", 2.0, kind, more.pop("nbytes", 8), group, line, turn)
+    return Standing(waits, turns={line: turn, **more.pop("turns", {})}, **more)
+
+
+GONE = Standing(left=True, turns={"dp": 2})
+
+
+@pytest.mark.parametrize(
+    ("standings", "stuck"),
+    [
+        ([waiting(), waiting()], []),
+        ([waiting(), None], []),
+        ([waiting(), Standing(left=True, turns={"dp": 3})], []),
+        ([waiting(), GONE], [0]),
+        ([GONE, waiting("permute")], [1]),
+        ([waiting(), waiting("all_gather")], [0, 1]),
+        ([waiting(), waiting(nbytes=16)], [0, 1]),
+        ([waiting("all_gather"), waiting("all_gather", nbytes=16)], []),
+        ([waiting(), waiting(line="tp", turns={"dp": 2})], [0, 1]),
+        ([waiting(), waiting(line="tp", turns={"dp": 3})], []),  # rank 0 goes on, to rank 1
+        # rank 1 waits for rank 2, which computes: it will come, and then go on to rank 0
+        (
+            [
+                waiting(group=(0, 1)),
+                waiting(group=(1, 2), line="tp", turns={"dp": 2}),
+                None,
+            ],
+            [],
+        ),
+        # the same, but rank 2 has left
+        (
+            [
+                waiting(group=(0, 1)),
+                waiting(group=(1, 2), line="tp", turns={"dp": 2}),
+                GONE,
+            ],
+            [0, 1],
+        ),
+        # a message may come from rank 2 alone, whatever rank 0 does
+        (
+            [
+                waiting(group=(0, 1)),
+                waiting("permute", group=(0, 1, 2), line="pp", turns={"dp": 2}),
+                None,
+            ],
+            [],
+        ),
+    ],
+)
+def test_ranks_are_stuck_exactly_when_what_they_wait_for_cannot_come(standings, stuck):
+    assert stuck_ranks(standings) == stuck
+
+
 def test_a_stall_says_where_each_rank_is():
     error = stall_error(
+        "a collective did not finish within 5 s",
         [
-            {"waits": "#2 all_reduce over dp, 8 bytes", "seconds": 5.2, "last": "", "at": ""},
-            {"waits": "", "seconds": 0.0, "last": "#1 barrier", "at": "t.py:3 in step"},
-            {"left": True},
+            Standing(Waiting("#2 all_reduce over dp, 8 bytes", 5.2)),
+            Standing(last="#1 barrier", at="t.py:3 in step"),
+            Standing(left=True),
             None,
         ],
-        5.0,
     )
     assert str(error) == (
         "a collective did not finish within 5 s\n"
