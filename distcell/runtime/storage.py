@@ -9,7 +9,7 @@ from functools import cached_property
 from distcell.errors import InternalError
 from distcell.graph import Op, Ref
 from distcell.layout import canonical
-from distcell.passes.aliases import may_alias
+from distcell.passes.aliases import RESHAPES, may_alias
 from distcell.program import COLLECTIVES, Program
 from distcell.rules import table
 
@@ -72,7 +72,7 @@ class _Planner:
     """Walks the ops once.
 
     `share` holds for each value all values that may share storage with it; `home` the input or
-    the fresh result whose whole storage it is, in-place writes followed.
+    the fresh result whose whole storage it is, in-place writes and reshapes followed.
     """
 
     program: Program
@@ -160,6 +160,17 @@ class _Planner:
             for name in op.outputs:
                 for operand in op.inputs:
                     self._join(name, operand)
+            self._follow_reshape(op)
+
+    def _follow_reshape(self, op: Op) -> None:
+        """All of a fresh result, in another shape, may be overwritten as the result itself may.
+
+        Not so an input: a reshape that had to copy would leave it as it was.
+        """
+        if op.target in RESHAPES and isinstance(op.args[0], Ref):
+            home = self.home.get(op.args[0].name)
+            if home is not None and home not in self.inputs:
+                self.home[op.outputs[0]] = home
 
     def _join(self, a: str, b: str) -> None:
         small, large = sorted((self.share[a], self.share[b]), key=len)

@@ -261,6 +261,29 @@ def test_a_view_is_not_overwritten():
     assert torch.equal(run(w, x)[0], x.exp().expand(4, 4) * 2.0)
 
 
+def test_a_fresh_result_is_overwritten_under_another_shape():
+    w = Writer()
+    x = w.input("x", (4, 2))
+    y = w.op("aten.view.default", w.op("aten.exp.default", x, to=(4, 2)), (8,), to=(8,))
+    w.output(w.op("aten.mul.Scalar", y, 2.0, to=(8,)))
+    assert inplace_targets(w) == [None, None, "aten.mul_.Scalar"]
+    x = torch.randn(4, 2)
+    assert torch.equal(run(w, x)[0], x.exp().view(8) * 2.0)
+
+
+def test_an_input_under_another_shape_is_not_overwritten():
+    # where the strides of the input make the view a copy, it would keep its old value
+    w = Writer()
+    p = w.input("p", (4, 2), "param")
+    y = w.op("aten.mul.Scalar", w.op("aten.view.default", p, (8,), to=(8,)), 2.0, to=(8,))
+    w.output(w.op("aten.view.default", y, (4, 2), to=(4, 2)), "param", "p")
+    assert inplace_targets(w, donated=("p",)) == [None, None, None]
+    p = torch.randn(2, 4).t()
+    expected = p * 2.0
+    assert torch.equal(run(w, p, donated=("p",))[0], expected)
+    assert torch.equal(p, expected)
+
+
 def test_a_result_of_another_shape_or_dtype_is_a_new_tensor():
     w = Writer()
     y = w.op("aten.exp.default", w.input("x", (1, 4)), to=(1, 4))
@@ -416,13 +439,20 @@ UNARY = ("aten.exp.default", "aten.neg.default", "aten.t.default", "aten.sin.def
 BINARY = ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor")
 
 
+def contiguous(x):
+    return x.contiguous()
+
+
 @st.composite
 def random_programs(draw):
-    """Programs of element-wise ops and transposes over two inputs and two parameters."""
+    """Programs of element-wise ops, transposes and views over two inputs and two parameters."""
     w = Writer()
     names = [w.input(n, (3, 3), "param" if n in "pq" else "input") for n in "xypq"]
     for _ in range(draw(st.integers(1, 8))):
-        if draw(st.booleans()):
+        kind = draw(st.integers(0, 2))
+        if kind == 0:
+            ref = w.op("aten.view.default", draw(st.sampled_from(names)), (3, 3), to=(3, 3))
+        elif kind == 1:
             ref = w.op(draw(st.sampled_from(UNARY)), draw(st.sampled_from(names)), to=(3, 3))
         else:
             args = [draw(st.sampled_from(names)) for _ in range(2)]
@@ -444,7 +474,8 @@ def test_no_choice_of_what_is_overwritten_changes_a_result(case):
     tensors = [torch.randn(3, 3) for _ in range(4)]
     env = {name: t.clone() for name, t in zip("xypq", tensors, strict=True)}
     for op in w.ops:
-        function = getattr(torch.ops.aten, op.target.split(".")[1])
+        is_view = op.target == "aten.view.default"  # where the strides allow it; else a copy
+        function = getattr(torch.ops.aten, op.target.split(".")[1]) if not is_view else contiguous
         env[op.outputs[0]] = function(*(env[name] for name in op.inputs)).clone()
     given = [t.clone() for t in tensors]
     params = dict(zip("xypq", given, strict=True))
