@@ -73,10 +73,9 @@ def annotations_of(
 ) -> Annotations:
     """The strategy as it applies to one captured graph."""
     groups = [tuple(group) for group in tied]
-    shapes = {i.path: graph.values[i.value].shape for i in graph.inputs if i.kind == "param"}
     params = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     found = resolve_cells(
-        strategy, [path for path, _ in module.named_modules()], params, shapes=shapes, tied=groups
+        strategy, [path for path, _ in module.named_modules()], params, graph=graph, tied=groups
     )
     paths = [item.path for item in graph.inputs if item.kind == "input"]
     # a tensor inside of an argument (`batch.ids`) goes by its own path or by the argument's name

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distcell.errors import StrategyError, close_matches, combine
+from distcell.graph import Graph
 from distcell.strategy.glob import matches
+from distcell.strategy.propose import Line, fold, propose
 from distcell.strategy.spec import TensorSpec
 from distcell.strategy.strategy import CellRule, Strategy
 
@@ -57,7 +58,7 @@ def resolve_cells(
     cell_paths: Iterable[str],
     param_paths: Iterable[str],
     *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    graph: Graph | None = None,
     tied: Iterable[Sequence[str]] = (),
 ) -> Resolution:
     r"""Returns what a strategy says of each parameter and cell: the last match wins field by field.
@@ -66,7 +67,7 @@ def resolve_cells(
         strategy: what the user asks for.
         cell_paths: the paths of all cells; the outermost one's is empty.
         param_paths: the paths of all parameters, every name of a tied one.
-        shapes: by parameter path; with it, proposals name only weights of two dims and more.
+        graph: what the model does; with it, a strategy that knows no cell is told lines that fit.
         tied: groups of paths that are one parameter: what is said of one holds for all.
 
     Raises:
@@ -77,7 +78,7 @@ def resolve_cells(
     >>> str(resolve_cells(s, ["", "mlp", "mlp.up"], ["mlp.up.weight"]).cells["mlp.up"].outputs[0])
     '[_, tp]'
     """
-    model = _Model(tuple(dict.fromkeys(cell_paths)), tuple(dict.fromkeys(param_paths)), shapes)
+    model = _Model(tuple(dict.fromkeys(cell_paths)), tuple(dict.fromkeys(param_paths)), graph)
     params: dict[str, TensorSpec] = {}
     cells: dict[str, CellSpec] = {}
     errors: list[StrategyError] = []
@@ -131,7 +132,7 @@ def resolve_inputs(strategy: Strategy, names: Iterable[str]) -> dict[str, Tensor
 class _Model:
     cells: tuple[str, ...]
     params: tuple[str, ...]
-    shapes: Mapping[str, Sequence[int]] | None
+    graph: Graph | None
 
     def params_of(self, cell: str) -> dict[str, str]:
         """Returns by name relative to the cell the path of each parameter in it."""
@@ -221,41 +222,28 @@ def _closest(pattern: str, names: Sequence[str]) -> str | None:
 
 def _nothing_matched(strategy: Strategy, model: _Model) -> StrategyError:
     """The error for a file of optional patterns of which none fits: it proposes lines that do."""
-    splittable = [path for path in model.params if _is_weight(path, model)]
-    layers = list(dict.fromkeys(_fold(path.rpartition(".")[0]) for path in splittable))
     name = strategy.source or "the strategy"
-    if not layers:
+    message = f"no pattern of {name} matches a cell of this model"
+    lines = []
+    if model.graph is not None:
+        lines = propose(model.graph, _free_axis(strategy), model.cells, model.params)
+    if not lines:
         return StrategyError(
-            f"no pattern of {name} matches a cell of this model",
+            message,
             where=[f"cells  {_some(_folded(model.cells))}"],
             hint="the model has no weight that could be split; take the strategy `data`",
         )
-    axis = _free_axis(strategy)
-    lines = ["cells:"]
-    for place, layer in enumerate(layers[: 2 * _MAX_SHOWN]):
-        # Columns then rows: the activation between two layers stays split, one reduction follows.
-        column = place % 2 == 0
-        weight, bias = (f"[{axis}, _]", f"[{axis}]") if column else (f"[_, {axis}]", "[_]")
-        own = _own_params(layer, model)
-        fields = [f"weight: {weight}"] + ([f"bias: {bias}"] if "bias" in own else [])
-        lines.append(f'  "{layer}": {{params: {{{", ".join(fields)}}}}}')
     return StrategyError(
-        f"no pattern of {name} matches a cell of this model",
-        where=["these cells have weights that could be split:", *(f"  {cell}" for cell in layers)],
-        hint=f"copy {name} and add, for instance:\n" + "\n".join(lines),
+        message,
+        where=["these cells have weights that could be split:", *(f"  {x.pattern}" for x in lines)],
+        hint="\n".join(
+            [f"copy {name} and add, for instance:", "cells:", *(f"  {x}" for x in lines)]
+        ),
     )
 
 
-def _is_weight(path: str, model: _Model) -> bool:
-    if path.rpartition(".")[2] != "weight" or not path.rpartition(".")[0]:
-        return False
-    return model.shapes is None or len(model.shapes.get(path, ())) >= 2
-
-
-def _own_params(layer: str, model: _Model) -> set[str]:
-    return {
-        path.rpartition(".")[2] for path in model.params if _fold(path.rpartition(".")[0]) == layer
-    }
+def _indented(lines: Iterable[Line]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def _free_axis(strategy: Strategy) -> str:
@@ -264,13 +252,8 @@ def _free_axis(strategy: Strategy) -> str:
     return next((name for name in reversed(names) if name not in taken), names[-1])
 
 
-def _fold(path: str) -> str:
-    """Returns the path with its numbers as `*`: one line stands for all blocks."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
-
-
 def _folded(paths: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(_fold(path) for path in paths if path))
+    return list(dict.fromkeys(fold(path) for path in paths if path))
 
 
 def _some(names: Iterable[str]) -> str:

@@ -229,36 +229,6 @@ def test_tied_parameters_with_two_layouts_are_refused_with_both_places():
     assert "s.yaml:4:28" in str(caught.value) and "s.yaml:5:27" in str(caught.value)
 
 
-def test_where_no_optional_pattern_fits_the_error_proposes_lines_that_do():
-    strategy = strategy_of("  zzz: {params: {weight: [tp, _]}, optional: true}")
-    cells = ["", "net.0", "net.1", "net.2.a", "net.3.b", "norm"]
-    params = ["net.2.a.weight", "net.2.a.bias", "net.3.b.weight", "norm.weight"]
-    shapes = {name: (4,) if name == "norm.weight" else (4, 4) for name in params}
-    with pytest.raises(StrategyError) as caught:
-        resolve_cells(strategy, cells, params, shapes=shapes)
-    assert str(caught.value) == (
-        "no pattern of s.yaml matches a cell of this model\n"
-        "  |  these cells have weights that could be split:\n"
-        "  |    net.*.a\n"
-        "  |    net.*.b\n"
-        "  = hint: copy s.yaml and add, for instance:\n"
-        "          cells:\n"
-        '            "net.*.a": {params: {weight: [tp, _], bias: [tp]}}\n'
-        '            "net.*.b": {params: {weight: [_, tp]}}'
-    )
-
-
-def test_the_proposed_lines_fit_the_model():
-    strategy = strategy_of("  zzz: {params: {weight: [tp, _]}, optional: true}")
-    cells, params = ["", "0", "2"], ["0.weight", "0.bias", "2.weight", "2.bias"]
-    with pytest.raises(StrategyError) as caught:
-        resolve_cells(strategy, cells, params)
-    assert caught.value.hint is not None
-    lines = caught.value.hint.partition("\n")[2]
-    found = resolve_cells(Strategy.from_text(f"{HEAD}{lines}"), cells, params)
-    assert set(found.params) == set(params)
-
-
 def test_a_model_without_weights_to_split_is_told_so():
     strategy = strategy_of("  zzz: {params: {weight: [tp, _]}, optional: true}")
     with pytest.raises(StrategyError, match="matches a cell of this model") as caught:
