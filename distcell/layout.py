@@ -135,6 +135,10 @@ class Layout:
         """All axes on which two ranks may hold different values."""
         return frozenset(self.split_axes) | frozenset(self.partial)
 
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(part.size for part in self.parts)
+
     @property
     def parts(self) -> Iterator[Part]:
         """All parts of all dims, in order."""
@@ -168,37 +172,111 @@ class Layout:
         Raises:
             LayoutError: When the tensor's shape is not the layout's.
         """
+        return self.cut(tensor, share_of(self, mesh, rank))
+
+    def cut(self, tensor: torch.Tensor, share: Share) -> torch.Tensor:
+        """The contiguous piece of a global tensor that the ranks of a share hold; see `shard`.
+
+        Raises:
+            LayoutError: When the tensor's shape is not the layout's.
+        """
         if tuple(tensor.shape) != self.shape:
             raise LayoutError(f"a tensor of shape {tuple(tensor.shape)} has not the layout {self}")
-        coords = mesh.coords(rank)
-        piece = tensor.reshape([part.size for part in self.parts])
-        for index, part in enumerate(self.parts):
-            offset, size = interval(part, mesh, coords)
-            piece = piece.narrow(index, offset, size)
-        piece = piece.reshape(self.local_shape(mesh, rank)).contiguous()
-        if any(coords[axis] for axis in self.partial):
+        piece = share.narrow(tensor.reshape(self._sizes))
+        piece = piece.reshape(share.shape).contiguous()
+        if not share.first:
             return torch.full_like(piece, neutral_element(self.reduction, piece.dtype))
         return piece
 
-    def gather(self, pieces: Sequence[torch.Tensor], mesh: Mesh) -> torch.Tensor:
-        """The global tensor, from the pieces of all ranks in the order of the ranks."""
-        sizes = [part.size for part in self.parts]
-        whole = torch.empty(sizes, dtype=pieces[0].dtype, device=pieces[0].device)
+    def gather(
+        self,
+        pieces: Sequence[torch.Tensor],
+        mesh: Mesh,
+        *,
+        into: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The global tensor, from the pieces of all ranks in the order of the ranks.
+
+        Args:
+            pieces: What each rank holds.
+            mesh: The mesh.
+            into: A contiguous tensor that is filled; pieces that lie in it stay where they are. A
+                new one by default.
+        """
+        if into is None:
+            whole = torch.empty(self._sizes, dtype=pieces[0].dtype, device=pieces[0].device)
+        else:
+            whole = into.view(self._sizes)
         if self.partial:
             whole.fill_(neutral_element(self.reduction, whole.dtype))
-        seen = set()
-        for rank in range(mesh.size):
-            coords = mesh.coords(rank)
-            key = tuple(coords[axis] for axis in sorted(self.axes))
-            if key in seen:
-                continue
-            seen.add(key)
-            target = whole
-            for index, part in enumerate(self.parts):
-                target = target.narrow(index, *interval(part, mesh, coords))
-            piece = pieces[rank].reshape(target.shape)
-            target.copy_(_combine(target, piece, self.reduction) if self.partial else piece)
+        for share in shares(self, mesh):
+            target = share.narrow(whole)
+            piece = pieces[share.ranks[0]].reshape(target.shape)
+            if self.partial:
+                target.copy_(_combine(target, piece, self.reduction))
+            elif not _is_same(target, piece):
+                target.copy_(piece)
         return whole.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One distinct piece of a tensor.
+
+    Args:
+        ranks: The ranks that hold it, ascending.
+        shape: Its shape.
+        cuts: The number of each part of the dims that is split, with offset and size.
+        first: Whether it holds the value, not the neutral element, where the layout is partial.
+    """
+
+    ranks: tuple[int, ...]
+    shape: tuple[int, ...]
+    cuts: tuple[tuple[int, int, int], ...]
+    first: bool
+
+    def narrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The piece of a global tensor that has a dim for each part, as a view."""
+        for part, offset, size in self.cuts:
+            tensor = tensor.narrow(part, offset, size)
+        return tensor
+
+
+@lru_cache(maxsize=65536)
+def shares(layout: Layout, mesh: Mesh) -> tuple[Share, ...]:
+    """The distinct pieces of a tensor, in order of their first ranks.
+
+    Example:
+        >>> for share in shares(Layout.of((6, 2), ("dp", None)), Mesh.parse("dp=2 tp=2")):
+        ...     print(share.ranks, share.shape, share.cuts)
+        (0, 1) (3, 2) ((0, 0, 3),)
+        (2, 3) (3, 2) ((0, 3, 3),)
+    """
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.size):
+        coords = mesh.coords(rank)
+        key = tuple(coords[axis] for axis in sorted(layout.axes))
+        holders.setdefault(key, []).append(rank)
+    found = []
+    for ranks in holders.values():
+        coords = mesh.coords(ranks[0])
+        split_parts = [(number, part) for number, part in enumerate(layout.parts) if part.axes]
+        cuts = tuple((number, *interval(part, mesh, coords)) for number, part in split_parts)
+        first = not any(coords[axis] for axis in layout.partial)
+        found.append(Share(tuple(ranks), layout.local_shape(mesh, ranks[0]), cuts, first))
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def share_of(layout: Layout, mesh: Mesh, rank: int) -> Share:
+    """The piece that a rank holds."""
+    return next(share for share in shares(layout, mesh) if rank in share.ranks)
+
+
+def _is_same(target: torch.Tensor, piece: torch.Tensor) -> bool:
+    """Whether two tensors of one shape are the same memory."""
+    lies_there = target.data_ptr() == piece.data_ptr()
+    return lies_there and target.is_contiguous() and piece.is_contiguous()
 
 
 def interval(part: Part, mesh: Mesh, coords: Mapping[str, int]) -> tuple[int, int]:

@@ -38,12 +38,20 @@ class Backend(Protocol):
         """The piece of a value that is given whole."""
         ...
 
+    def enter_held(self, program: Program, name: str, held: torch.Tensor) -> Piece:
+        """The piece of a parameter or state, as it is held: the program may overwrite it."""
+        ...
+
     def enter_tangent(self, program: Program, name: str, tensor: torch.Tensor) -> Piece:
         """The piece of the gradient of an output."""
         ...
 
     def leave(self, program: Program, name: str, piece: Piece) -> Any:
         """A piece as the user sees it: the local tensor, or the global one of the simulation."""
+        ...
+
+    def write(self, program: Program, name: str, piece: Piece, held: torch.Tensor) -> None:
+        """Writes a new value into the parameter, buffer or state that it is the new value of."""
         ...
 
     def logs(self) -> list[CollectiveLog]:
@@ -74,6 +82,9 @@ class RankBackend:
             return tensor
         return cut(program.layouts[name], tensor, self.mesh, rank)
 
+    def enter_held(self, program: Program, name: str, held: torch.Tensor) -> Piece:
+        return held
+
     def enter_tangent(self, program: Program, name: str, tensor: torch.Tensor) -> Piece:
         if not self.local_data:
             return self.enter(program, name, tensor)
@@ -83,6 +94,11 @@ class RankBackend:
 
     def leave(self, program: Program, name: str, piece: Piece) -> Any:
         return piece
+
+    def write(self, program: Program, name: str, piece: Piece, held: torch.Tensor) -> None:
+        if piece is not held:
+            with torch.no_grad():
+                held.copy_(piece)
 
     def logs(self) -> list[CollectiveLog]:
         return [self.collectives.log]
@@ -105,11 +121,21 @@ class SimulatedBackend:
     def enter(self, program: Program, name: str, tensor: Any) -> Piece:
         return scatter(program, name, tensor)
 
+    def enter_held(self, program: Program, name: str, held: torch.Tensor) -> Piece:
+        return scatter(program, name, held, shared=held.is_contiguous())
+
     def enter_tangent(self, program: Program, name: str, tensor: torch.Tensor) -> Piece:
         return self.enter(program, name, tensor)
 
     def leave(self, program: Program, name: str, piece: Piece) -> Any:
         return gather(program, name, piece)
+
+    def write(self, program: Program, name: str, piece: Piece, held: torch.Tensor) -> None:
+        with torch.no_grad():
+            if held.is_contiguous():
+                gather(program, name, piece, into=held)
+            else:
+                held.copy_(gather(program, name, piece))
 
     def logs(self) -> list[CollectiveLog]:
         merged = [CollectiveLog() for _ in range(self.mesh.size)]

@@ -116,11 +116,7 @@ class LoadedCall:
             elif output.kind == "saved":
                 saved.append(piece)
             elif write:
-                new = self.backend.leave(program, output.value, piece)
-                old = context.states[output.path]
-                if new is not old:
-                    with torch.no_grad():
-                        old.copy_(new)
+                self.backend.write(program, output.value, piece, context.states[output.path])
         return outputs, saved
 
     def run_backward(

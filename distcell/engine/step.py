@@ -238,9 +238,8 @@ class LoadedStep:
             elif output.kind == "grad":
                 gradients[output.path] = self.backend.leave(program, output.value, piece)
             elif not self.backend.holds_pieces or output.kind == "buffer":
-                self._write(
-                    output.kind, output.path, self.backend.leave(program, output.value, piece)
-                )
+                held = self._held(output.kind, output.path)
+                self.backend.write(program, output.value, piece, held)
         weights = {path: parameter.detach() for path, parameter in self._parameters.items()}
         observer().stepped(StepEvent(self.net, self.optimizer, outputs[0], gradients, weights))
         return rebuild(self.loadable.output_spec, outputs)
@@ -257,11 +256,9 @@ class LoadedStep:
                 self.program, item.value, givens["inputs"][item.path].detach()
             )
         held = self._held(item.kind, item.path).detach()
-        return (
-            held
-            if self.backend.holds_pieces
-            else self.backend.enter(self.program, item.value, held)
-        )
+        if item.kind == "buffer" and not self.backend.holds_pieces:
+            return self.backend.enter(self.program, item.value, held)
+        return self.backend.enter_held(self.program, item.value, held)
 
     def _held(self, kind: str, path: str) -> Tensor:
         if kind == "param":
@@ -271,12 +268,6 @@ class LoadedStep:
         parameter, _, name = path.rpartition("/")
         found: Tensor = self.optimizer.state[self._parameters[parameter]][name]
         return found
-
-    def _write(self, kind: str, path: str, new: Tensor) -> None:
-        held = self._held(kind, path)
-        if held is not new:
-            with torch.no_grad():
-                held.copy_(new)
 
     def _make_state(self) -> None:
         """Gives the optimizer the state that it has not made yet, as the pieces of this rank."""

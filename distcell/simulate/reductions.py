@@ -31,6 +31,20 @@ def reduce_by_rank(tensors: Sequence[Tensor], op: str) -> Tensor:
     return total
 
 
+def reduce_into_first(tensors: Sequence[Tensor], op: str) -> Tensor:
+    """The same in the tensor of the first member, which is overwritten where others follow it.
+
+    Example:
+        >>> one = torch.tensor([1.0])
+        >>> reduce_into_first([one, torch.tensor([2.0])], "sum") is one
+        True
+    """
+    total = tensors[0].contiguous()
+    for term in tensors[1:]:
+        reduce_into(total, term, op)  # type: ignore[arg-type]
+    return total
+
+
 def reduce_by_ring(tensors: Sequence[Tensor], op: str) -> Tensor:
     """As a ring does it: chunk i of the elements starts at member i + 1 and goes round."""
     count, flat = len(tensors), [tensor.reshape(-1) for tensor in tensors]

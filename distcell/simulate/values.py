@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,8 +14,7 @@ from distcell import compat
 from distcell.dtype import itemsize
 from distcell.errors import InternalError
 from distcell.graph import Op
-from distcell.layout import Layout
-from distcell.mesh import Mesh
+from distcell.layout import shares
 from distcell.program import COLLECTIVES, Program
 from distcell.runtime.checks import check_replicas
 from distcell.runtime.collectives import Axes, CollectiveLog, payload_bytes
@@ -46,6 +46,8 @@ class SimulatedRanks:
 
     Example:
         >>> from distcell.graph import Graph, Input, Output, Ref, Value
+        >>> from distcell.layout import Layout
+        >>> from distcell.mesh import Mesh
         >>> values = {name: Value(name, (4,), "f32") for name in "xy"}
         >>> ops = (Op("aten.neg.default", (Ref("x"),), outputs=("y",)),)
         >>> graph = Graph((Input("x", "input", "x"),), ops, (Output("y", "output", "0"),), values)
@@ -130,9 +132,9 @@ class SimulatedRanks:
         for item, pieces in zip(self.program.graph.inputs, inputs, strict=True):
             if item.value not in written:
                 continue
-            for ranks in _replica_groups(self.program.layouts[item.value], self.program.mesh):
-                one = pieces[ranks[0]]
-                distinct = {id(pieces[rank]): pieces[rank] for rank in ranks}
+            for share in shares(self.program.layouts[item.value], self.program.mesh):
+                one = pieces[share.ranks[0]]
+                distinct = {id(pieces[rank]): pieces[rank] for rank in share.ranks}
                 if others := [piece for piece in distinct.values() if piece is not one]:
                     copies.append((one, others))
         return copies
@@ -173,25 +175,32 @@ def scatter_inputs(program: Program, tensors: Sequence[Any]) -> list[PerRank]:
     return [scatter(program, item.value, tensor) for item, tensor in pairs]
 
 
-def scatter(program: Program, name: str, tensor: Any) -> PerRank:
+def scatter(program: Program, name: str, tensor: Any, *, shared: bool = False) -> PerRank:
     """The pieces of the global value of a name that the ranks hold.
 
     A piece shares storage with the global tensor where it can, but for an input that the program
     writes a new value into.
+
+    Args:
+        program: The program.
+        name: The name of the value.
+        tensor: The global value.
+        shared: Whether the pieces of an input that is written may share storage too: the global
+            tensor is then overwritten.
     """
-    ranks = range(program.mesh.size)
+    size = program.mesh.size
     if not program.graph.values[name].is_tensor:
-        return [tensor] * len(ranks)
-    layout, mesh = program.layouts[name], program.mesh
-    written = name in written_inputs(program)
-    pieces: dict[tuple[int, ...], Tensor] = {}
-    for rank in ranks:
-        key = _coords_on(layout, mesh, rank)
-        if key not in pieces:
-            piece = layout.shard(tensor, mesh, rank)
-            shared = piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-            pieces[key] = piece.clone() if written and shared else piece
-    return [pieces[_coords_on(layout, mesh, rank)] for rank in ranks]
+        return [tensor] * size
+    layout = program.layouts[name]
+    kept = not shared and name in written_inputs(program)
+    pieces: PerRank = [None] * size
+    for share in shares(layout, program.mesh):
+        piece = layout.cut(tensor, share)
+        if kept and piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            piece = piece.clone()
+        for rank in share.ranks:
+            pieces[rank] = piece
+    return pieces
 
 
 @lru_cache(maxsize=256)
@@ -211,8 +220,14 @@ def gather_outputs(program: Program, outputs: Sequence[PerRank]) -> list[Any]:
     return [gather(program, item.value, pieces) for item, pieces in pairs]
 
 
-def gather(program: Program, name: str, pieces: PerRank) -> Any:
+def gather(program: Program, name: str, pieces: PerRank, *, into: Tensor | None = None) -> Any:
     """The global value of a name from the pieces of all ranks.
+
+    Args:
+        program: The program.
+        name: The name of the value.
+        pieces: What each rank holds.
+        into: As in `Layout.gather`.
 
     Raises:
         InternalError: When ranks that hold replicas disagree, or a piece has not its shape.
@@ -223,27 +238,14 @@ def gather(program: Program, name: str, pieces: PerRank) -> Any:
             raise InternalError(f"ranks disagree on the number {name}: {pieces}")
         return pieces[0]
     layout, label = program.layouts[name], f"{name}: {program.describe(name)}"
-    for ranks in _replica_groups(layout, mesh):
-        want = layout.local_shape(mesh, ranks[0])
-        distinct = list({id(pieces[rank]): pieces[rank] for rank in ranks}.values())
-        if any(tuple(piece.shape) != want for piece in distinct):
+    for share in shares(layout, mesh):
+        distinct = list({id(pieces[rank]): pieces[rank] for rank in share.ranks}.values())
+        if any(tuple(piece.shape) != share.shape for piece in distinct):
             shapes = ", ".join(str(list(piece.shape)) for piece in distinct)
-            raise InternalError(f"rank {ranks[0]} holds {shapes}, not {list(want)}, of {label}")
+            want = f"not {list(share.shape)}, of {label}"
+            raise InternalError(f"rank {share.ranks[0]} holds {shapes}, {want}")
         check_replicas(label, distinct)
-    return layout.gather(pieces, mesh)
-
-
-def _coords_on(layout: Layout, mesh: Mesh, rank: int) -> tuple[int, ...]:
-    coords = mesh.coords(rank)
-    return tuple(coords[axis] for axis in sorted(layout.axes))
-
-
-def _replica_groups(layout: Layout, mesh: Mesh) -> list[list[int]]:
-    """The ranks, those together that hold the same piece."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(mesh.size):
-        groups.setdefault(_coords_on(layout, mesh, rank), []).append(rank)
-    return list(groups.values())
+    return layout.gather(pieces, mesh, into=into)
 
 
 def _first_of_class(classes: Sequence[int]) -> list[int]:
@@ -270,7 +272,7 @@ class _SimulatedExchange:
             raise InternalError(f"the simulator does not know {op.target}")
         mesh, axes = generator.program.mesh, op.args[1]
         groups = [mesh.group_of(rank, axes) for rank in generator.ranks]
-        write(_Site(generator, op, groups, self._reduce))
+        write(_Site(generator, op, groups, self._reduce, inplace))
 
 
 class _Site:
@@ -282,8 +284,10 @@ class _Site:
         op: Op,
         groups: Sequence[tuple[int, ...]],
         reduce: reductions.Reduce,
+        inplace: bool,
     ) -> None:
         self.generator, self.op, self.groups, self.reduce = generator, op, groups, reduce
+        self.inplace = inplace and reduce is reductions.reduce_by_rank
         mesh, device = generator.program.mesh, generator.device
         self.args = [place(op, mesh, rank, device)[0] for rank in generator.ranks]
         self.op_arg = {"distcell.reduce_scatter": 4}.get(op.target, 2)
@@ -332,9 +336,12 @@ def _reduce_each(site: _Site, operands: Sequence[str]) -> None:
     for operand, result in zip(operands, site.op.outputs, strict=True):
         keys = [site.classes(operand, rank) for rank in site.generator.ranks]
         site.generator.declare(site.op, keys, [result])
+        uses = Counter(number for key in dict.fromkeys(keys) for number in key)
         for rank in site.firsts(keys):
             op = site.literal(site.reduction(rank))
-            site.assign(rank, result, site.reduce, [site.members(operand, rank), op])
+            own = site.inplace and uses[keys[rank][0]] == 1  # no other term is the same tensor
+            reduce = reductions.reduce_into_first if own else site.reduce
+            site.assign(rank, result, reduce, [site.members(operand, rank), op])
 
 
 def _all_gather(site: _Site) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcell.errors import LayoutError
-from distcell.layout import Layout, Part, canonical, split
+from distcell.layout import Layout, Part, canonical, shares, split
 from distcell.mesh import Mesh
 
 MESH = Mesh.parse("dp=2 tp=3 ep=2")
@@ -49,6 +49,28 @@ def test_gathering_the_shards_gives_the_tensor_back(layout: Layout) -> None:
     for rank, piece in enumerate(pieces):
         assert piece.is_contiguous() and tuple(piece.shape) == layout.local_shape(MESH, rank)
     assert torch.equal(layout.gather(pieces, MESH), whole)
+    into = torch.randn(layout.shape, dtype=torch.float64)
+    assert layout.gather(pieces, MESH, into=into).data_ptr() == into.data_ptr()
+    assert torch.equal(into, whole)
+
+
+@given(layouts(partial=False))
+def test_pieces_that_lie_in_a_tensor_are_gathered_by_leaving_them_there(layout: Layout) -> None:
+    whole = torch.randint(-9, 9, layout.shape).to(torch.float64)
+    pieces = [layout.shard(whole, MESH, rank) for rank in range(MESH.size)]
+    for share in shares(layout, MESH):
+        pieces[share.ranks[0]].add_(1.0)  # some are copies, some lie in the tensor
+    expected = layout.gather(pieces, MESH)
+    assert torch.equal(layout.gather(pieces, MESH, into=whole), expected)
+
+
+@given(layouts())
+def test_the_shares_of_a_layout_hold_each_rank_once(layout: Layout) -> None:
+    found = shares(layout, MESH)
+    assert sorted(rank for share in found for rank in share.ranks) == list(range(MESH.size))
+    for share in found:
+        coords = [MESH.coords(rank) for rank in share.ranks]
+        assert all(len({c[axis] for c in coords}) == 1 for axis in layout.axes)
 
 
 @given(layouts())

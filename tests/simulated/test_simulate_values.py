@@ -318,3 +318,28 @@ def test_new_values_of_parameters_are_written_into_every_replica():
         own = list(apart[0])
         SimulatedRanks(program, donated=donated).run(apart)
         assert torch.equal(gather_outputs(program, [own])[0], old - g)
+
+
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_terms_that_are_one_tensor_are_combined_once_for_each_member(kind):
+    # the term dies in the reduction, but it is every member's term: it may not be overwritten
+    w = Writer("dp=4")
+    x = w.input("x", "[3]")
+    sign = "+" if kind == "sum" else "max "
+    term = w.op("aten.exp.default", x, to=f"[3]{{{sign}dp}}")
+    w.output(w.op("distcell.all_reduce", term, ("dp",), kind, to="[3]"))
+    x = torch.tensor([0.5, 1.0, -2.0])
+    (result,), simulated = simulate(w.program(), x)
+    assert torch.equal(result, x.exp() * 4 if kind == "sum" else x.exp())
+    assert "reduce_into_first" not in simulated.source
+
+
+def test_a_term_that_dies_is_where_its_sum_is_made():
+    w = Writer("dp=4")
+    x = w.input("x", "[4@dp, 3]")
+    term = w.op("aten.sum.dim_IntList", x, (0,), to="[3]{+dp}")
+    w.output(w.op("distcell.all_reduce", term, ("dp",), "sum", to="[3]"))
+    x = torch.randn(4, 3)
+    (result,), simulated = simulate(w.program(), x)
+    assert torch.equal(result, ((x[0] + x[1]) + x[2]) + x[3])
+    assert "reduce_into_first" in simulated.source
