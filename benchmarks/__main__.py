@@ -1,4 +1,4 @@
-"""`python -m benchmarks step|collectives|plan|simulate [--ranks N] [--json FILE]`."""
+"""`python -m benchmarks step|collectives|ddp|plan|simulate [--ranks N] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.measure import Row
 from benchmarks.table import read_json, text_of, write_json
 
 ROOT = Path(__file__).parents[1]
-_RANKS = {"step": 2, "collectives": 2, "plan": 8, "simulate": 8}
-_PAIRS = {"step": 30, "collectives": 20, "plan": 3, "simulate": 10}
+_RANKS = {"step": 2, "collectives": 2, "ddp": 2, "plan": 8, "simulate": 8}
+_PAIRS = {"step": 30, "collectives": 20, "ddp": 30, "plan": 3, "simulate": 10}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,7 +59,7 @@ def on_ranks(what: str, ranks: int, pairs: int, more: Sequence[str] = ()) -> lis
     """The rows that some ranks measure together, each with one thread.
 
     Args:
-        what: `step` or `collectives`.
+        what: `step`, `collectives` or `ddp`.
         ranks: How many ranks are started.
         pairs: How many pairs of times each row is made of.
         more: What else `rank.py` is told.
@@ -85,7 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     parser.add_argument("--pairs", type=_count, metavar="N", help="pairs of times for each row")
     parser.add_argument(
-        "--case", action="append", default=[], metavar="NAME", help="of `step` measure this only"
+        "--case",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of `step` and `ddp` measure this only",
     )
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the command")
     return parser

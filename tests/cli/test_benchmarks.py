@@ -52,7 +52,7 @@ def test_step_compares_each_case_with_its_peer_at_both_batch_sizes(tmp_path: Pat
 def test_collectives_compares_each_kind_with_gloo_and_with_a_copy(tmp_path: Path) -> None:
     found = rows(tmp_path, "collectives", "--ranks", "2")
     named = {(row["case"], row["peer"]) for row in found}
-    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    kinds = ("all_reduce", "all_reduce_owned", "all_gather", "reduce_scatter")
     sizes = ("4KiB", "64KiB")
     peers = ("gloo", "memcpy")
     assert named == {(f"{k}/{s}/2", p) for k in kinds for s in sizes for p in peers}
@@ -81,3 +81,10 @@ def test_a_command_that_is_not_known_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "stepp" in done.stderr
+
+
+@needs_mpi
+def test_ddp_compares_the_backend_with_gloo(tmp_path: Path) -> None:
+    found = rows(tmp_path, "ddp", "--ranks", "2")
+    named = [(row["case"], row["ours"], row["peer"]) for row in found]
+    assert named == [("ddp-mlp", "mpi4py", "gloo"), ("ddp-gpt", "mpi4py", "gloo")]
