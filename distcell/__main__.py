@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,5 +86,17 @@ _ACTIONS: dict[str, Callable[[Command], int]] = {
 }
 
 
+def _run(arguments: Sequence[str]) -> int:
+    """`main`, for a reader that may stop reading, as `head` does: that is no error to speak of."""
+    try:
+        code = main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes what is left when it ends, and would complain then
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_run(sys.argv[1:]))

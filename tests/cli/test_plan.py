@@ -295,3 +295,17 @@ def test_the_command_as_it_is_typed(script) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("mesh dp=64     64 ranks     strategy strategies/data.yaml\n")
+
+
+@pytest.mark.slow
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "distcell", "plan", "--ranks", "2", str(path), "4"]
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + 13, "")
