@@ -198,8 +198,11 @@ class _Builder:
     def _call(self, node: fx.Node) -> None:
         target, made = target_name(node), node.meta.get("val")
         note = self.traced.notes.get(node, Note())
-        args = tuple(self._arg(arg) for arg in node.args)
-        kwargs = {key: self._arg(arg) for key, arg in node.kwargs.items()}
+        try:
+            args = tuple(self._arg(arg) for arg in node.args)
+            kwargs = {key: self._arg(arg) for key, arg in node.kwargs.items()}
+        except _UnwritableError as error:
+            raise _unwritable(error.args[0], target, note) from error
         base = target.split(".")[1].strip("_")
         many = isinstance(made, (list, tuple))
         result = None if many or made is None else describe(base, made)
@@ -251,7 +254,24 @@ class _Builder:
             return None
         if arg is None or isinstance(arg, (bool, int, float, str)):
             return arg
-        raise CaptureError(f"the argument {arg!r} of an op cannot be written down")
+        raise _UnwritableError(arg)
+
+
+class _UnwritableError(Exception):
+    """An argument of an op is nothing that a graph can hold."""
+
+
+def _unwritable(arg: Any, target: str, note: Note) -> CaptureError:
+    who = f"cell `{note.cell}`" if note.cell else "the network"
+    if isinstance(arg, complex):
+        what, hint = f"the complex number {arg!r}", f"make it a tensor: `torch.tensor({arg!r})`"
+    else:
+        what, hint = f"a {type(arg).__name__}", "compute with tensors and numbers alone"
+    return CaptureError(
+        f"{who} computes with {what}, which a captured step cannot hold",
+        where=[f"{note.source or 'unknown line'}  calls {target}"],
+        hint=hint,
+    )
 
 
 def describe(name: str, made: Any) -> Value:

@@ -17,6 +17,7 @@ import distcell as dc
 from distcell.capture import call_key, capture_call
 from distcell.context import LaunchOptions, set_launch
 from distcell.errors import CaptureError
+from distcell.testing import assert_one_meaning
 
 
 class Inner(nn.Module):
@@ -267,3 +268,25 @@ def test_a_view_by_strides_is_on_ranks_what_it_is_on_one_device() -> None:
             twin(torch.randn(3, 4).t())
     finally:
         set_launch(LaunchOptions())
+
+
+def scaled(cell: Inner, y: Tensor) -> Tensor:
+    return (y * (1 + 2j)).abs()
+
+
+def turned(cell: Inner, y: Tensor) -> Tensor:
+    return torch.add(torch.complex(y, y), 1.0, alpha=2j).real
+
+
+@pytest.mark.parametrize(("does", "number"), [(scaled, "(1+2j)"), (turned, "2j")])
+def test_a_complex_number_names_cell_line_and_a_way_out(does: Any, number: str) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture_call(Outer(does), (torch.ones(4, 3),), {})
+    assert caught.value.message.startswith("cell `block.0` computes with the complex number")
+    assert line_of(does) in caught.value.where[0]
+    assert caught.value.hint == f"make it a tensor: `torch.tensor({number})`"
+
+
+def test_a_complex_tensor_is_captured() -> None:
+    net = Outer(lambda cell, y: (y * torch.tensor(1 + 2j)).abs().sum())
+    assert_one_meaning(net.double(), torch.ones(4, 3, dtype=torch.float64), "data", 2)
