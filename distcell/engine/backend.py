@@ -111,11 +111,11 @@ class SimulatedBackend:
 
     def __init__(self, mesh: Mesh, device: torch.device | str = "cpu") -> None:
         self.mesh, self.device = mesh, device
-        self._loaded: list[SimulatedRanks] = []
+        # one for all programs, which are forgotten when nobody calls them any more
+        self._logs = [CollectiveLog() for _ in range(mesh.size)]
 
     def load(self, program: Program, donated: Iterable[str] = ()) -> Run:
-        ranks = SimulatedRanks(program, donated=donated, device=self.device)
-        self._loaded.append(ranks)
+        ranks = SimulatedRanks(program, donated=donated, device=self.device, logs=self._logs)
         return ranks.run
 
     def enter(self, program: Program, name: str, tensor: Any) -> Piece:
@@ -138,13 +138,7 @@ class SimulatedBackend:
                 held.copy_(gather(program, name, piece))
 
     def logs(self) -> list[CollectiveLog]:
-        merged = [CollectiveLog() for _ in range(self.mesh.size)]
-        for ranks in self._loaded:
-            for total, log in zip(merged, ranks.logs, strict=True):
-                for key, (count, size) in log.totals.items():
-                    have = total.totals.get(key, (0, 0))
-                    total.totals[key] = (have[0] + count, have[1] + size)
-        return merged
+        return self._logs
 
 
 def cut(layout: Layout, tensor: torch.Tensor, mesh: Mesh, rank: int) -> torch.Tensor:

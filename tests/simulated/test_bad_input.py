@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from torch import Tensor, nn
 import distcell as dc
 import distcell.random
 from distcell.context import LaunchOptions
+from distcell.engine import state
 from distcell.errors import CaptureError, DistcellError, StrategyError, UserTypeError
-from tests.training import launched, simulated
+from distcell.simulate.values import SimulatedRanks
+from tests.training import launched, logs_of, simulated
 
 F64 = torch.float64
 HERE = Path(__file__).name
@@ -278,6 +282,28 @@ def test_what_changes_between_calls_counts(
     assert len(found) == len(wanted)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_programs_that_are_not_kept_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MAX_CALLS", 2)
+    loaded: WeakSet[SimulatedRanks] = WeakSet()
+    load = SimulatedRanks.__init__
+
+    def noted(self: SimulatedRanks, *args: object, **kwargs: object) -> None:
+        loaded.add(self)
+        load(self, *args, **kwargs)
+
+    monkeypatch.setattr(SimulatedRanks, "__init__", noted)
+    net = parallel(lambda cell, x: x)
+    with launched(simulated(2, "data")):
+        for rows in range(1, 7):
+            net(batch(rows)).backward()
+        gc.collect()
+        assert len(loaded) == 2 * 2  # forward and backward
+        counts = sum(count for count, _ in logs_of(net)[0].totals.values())
+        net(batch(6)).backward()
+        # what evicted programs have exchanged still counts
+        assert 0 < sum(c for c, _ in logs_of(net)[0].totals.values()) - counts < counts
 
 
 # - What the call is given
