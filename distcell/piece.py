@@ -161,7 +161,7 @@ def _guarded(func: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
         with without_overrides():
             result = func(*args, **kwargs)
     except RuntimeError as error:
-        _explain(name, found, args, kwargs, error)
+        _explain(name, args, kwargs, error)
         raise
     if isinstance(result, torch.Tensor):
         return _checked(name, result, found)
@@ -271,17 +271,25 @@ def _check_assigned(func: Any, args: _Arguments) -> None:
         raise _misfit(f"`.{name} =`", piece, value)
 
 
-def _explain(
-    name: str, piece: torch.Tensor, args: _Arguments, kwargs: Mapping[str, Any], error: Exception
-) -> None:
-    """Raises an error of ours where another tensor fits the whole, and not the piece."""
+def _explain(name: str, args: _Arguments, kwargs: Mapping[str, Any], error: Exception) -> None:
+    """Raises an error of ours where another tensor fits the whole of a piece, and not the piece."""
+    given = [*args, *kwargs.values()]
+    lists = [item for item in given if isinstance(item, (list, tuple))]
+    together = [[item for item in given if isinstance(item, torch.Tensor)]]
+    together += [list(items) for items in zip(*lists, strict=False)]
     with without_overrides():
-        here, whole = tuple(piece.shape), layout(piece).shape
-        for item in (*args, *kwargs.values()):
-            if isinstance(item, torch.Tensor) and not is_guarded(item) and here != whole:
-                shape = tuple(item.shape)
-                if _fits(shape, whole) and not _fits(shape, here):
-                    raise _misfit(f"`{name}`", piece, item) from error
+        for tensors in together:
+            for piece in list(filter(is_guarded, tensors))[:1]:
+                for item in tensors:
+                    if isinstance(item, torch.Tensor) and _fits_the_whole_alone(item, piece):
+                        raise _misfit(f"`{name}`", piece, item) from error
+
+
+def _fits_the_whole_alone(item: torch.Tensor, piece: torch.Tensor) -> bool:
+    shape = tuple(item.shape)
+    if is_guarded(item) or not _fits(shape, layout(piece).shape):
+        return False
+    return not _fits(shape, tuple(piece.shape))
 
 
 def _fits(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -294,7 +302,9 @@ def _misfit(what: str, piece: torch.Tensor, value: torch.Tensor) -> LayoutError:
         f"{what} of `{_name(piece)}` with a tensor of shape {list(value.shape)}: "
         "this rank holds a piece",
         where=[_sizes(piece)],
-        hint="`net.load_state_dict(...)` takes whole values, and cuts them for each rank",
+        hint="`net.load_state_dict(...)` takes whole values, and cuts them for each rank;\n"
+        "copies of weights that go along with the network's (`deepcopy`, an average) are to be\n"
+        "made after its first call, and are pieces like them",
     )
 
 

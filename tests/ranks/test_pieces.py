@@ -225,6 +225,25 @@ def test_averages_of_weights_are_those_of_one_device(net, fused) -> None:
     assert kinds == {torch.Tensor}
 
 
+def _by_hand(average, net) -> None:
+    for mine, p in zip(average.parameters(), net.parameters(), strict=True):
+        mine.data.lerp_(p.data, 0.1)
+
+
+def _all_at_once(average, net) -> None:
+    theirs = [p.detach() for p in net.parameters()]
+    torch._foreach_lerp_([p.detach() for p in average.parameters()], theirs, 0.1)
+
+
+@pytest.mark.parametrize("update", [_by_hand, _all_at_once])
+def test_an_average_that_was_made_before_the_first_call_says_to_make_it_after(net, update) -> None:
+    average = copy.deepcopy(net)
+    net(torch.ones(4, 8))
+    with pytest.raises(LayoutError, match=r"tensor of shape \[16, 8\]") as caught:
+        update(average, net)
+    assert "are to be\nmade after its first call" in (caught.value.hint or "")
+
+
 def test_a_closure_is_the_users_code(net) -> None:
     net(torch.ones(4, 8))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
