@@ -24,7 +24,8 @@ def stuck_ranks(standings: Sequence[Standing | None]) -> list[int]:
         standings: Where each rank stands; None for one that is not known to wait.
 
     Example:
-        >>> waits = Standing(Waiting("", 2.0, "all_reduce", 8, (0, 1), "dp=2 dp", turn=3))
+        >>> third = Waiting("", 2.0, "all_reduce", 8, (0, 1), "dp=2 dp", turn=3)
+        >>> waits = Standing(third, turns={"dp=2 dp": 3})
         >>> gone = Standing(left=True, turns={"dp=2 dp": 2})
         >>> stuck_ranks([waits, gone]), stuck_ranks([waits, None])
         ([0], [])
