@@ -34,6 +34,9 @@ class Command:
         threads: Threads for each rank; None divides the cores by the ranks of the host.
         stall_after: Seconds after which an unfinished collective ends the job.
         seed: What all ranks are seeded with.
+        bind: Whether each rank gets cores of its own.
+        prefix: Whether each line that a rank prints begins with rank and host.
+        log_dir: The folder for one file per rank with what it prints.
     """
 
     script: str
@@ -45,6 +48,9 @@ class Command:
     threads: int | None = None
     stall_after: float = 300.0
     seed: int = 0
+    bind: bool = False
+    prefix: bool = False
+    log_dir: str | None = None
 
     def check(self, size: int) -> None:
         """Raises when the job cannot run on `size` ranks.
@@ -80,6 +86,12 @@ class Command:
             flags += ["--strategy", self.strategy]
         if self.threads is not None:
             flags += ["--threads", str(self.threads)]
+        if self.bind:
+            flags += ["--bind"]
+        if self.prefix:
+            flags += ["--prefix"]
+        if self.log_dir is not None:
+            flags += ["--log-dir", self.log_dir]
         return [*flags, self.script, *self.arguments]
 
 
@@ -115,6 +127,9 @@ def parse(arguments: Sequence[str]) -> Command:
         threads=known.threads,
         stall_after=known.stall_after,
         seed=known.seed,
+        bind=known.bind,
+        prefix=known.prefix,
+        log_dir=known.log_dir,
     )
 
 
@@ -146,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what carries the collectives (default: MPI where there is one, else gloo or NCCL)",
     )
     add("--threads", type=_count, metavar="T", help="threads per rank (default: cores / ranks)")
+    add("--bind", action="store_true", help="give each rank cores of its own")
     add(
         "--stall-after",
         type=_seconds,
@@ -154,6 +170,8 @@ def _parser() -> argparse.ArgumentParser:
         help="end the job when a collective takes longer than S seconds (default: 300)",
     )
     add("--seed", type=_seed, default=0, metavar="S", help="seed of all ranks (default: 0)")
+    add("--prefix", action="store_true", help="begin each line of a rank with rank and host")
+    add("--log-dir", metavar="DIR", help="write what rank N prints to DIR/rank-N.log too")
     add("script", nargs="?", help="the Python script that every rank runs")
     add("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser

@@ -18,6 +18,7 @@ from distcell.compat import TCPStore
 from distcell.errors import BackendError, LaunchError
 from distcell.launch.command_line import Command
 from distcell.launch.monitor import LAUNCHER_PID
+from distcell.launch.output import COLOUR
 from distcell.launch.threads import core_quota, threads_for, usable_cores
 from distcell.runtime import world
 from distcell.runtime.mpi_installation import INSTALL, find_mpirun, mpirun_at
@@ -42,6 +43,8 @@ def start_ranks(command: Command) -> int:
     assert command.ranks is not None
     command.check(command.ranks)
     environ = _clean(os.environ)
+    if sys.stdout.isatty():
+        environ[COLOUR] = "1"
     mpirun = find_mpirun()
     if command.backend == "mpi" and mpirun is None:
         raise BackendError(

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from distcell.errors import LaunchError
+from distcell.launch.output import Output
 
 _DIE_WITH_PARENT, _NAME, _ADOPT_ORPHANS = 1, 15, 36  # of prctl
 _FORWARDED = (
@@ -38,16 +39,22 @@ LAUNCHER_PID = "DISTCELL_LAUNCHER_PID"
 _spoken: int | None = None
 
 
-def start_rank(rank: int) -> None:
+def start_rank(rank: int, output: Output | None = None) -> None:
     """Returns in a new process, which is the rank; the old one waits for it and ends like it.
 
-    Where there is no way to do so, it returns in the old one.
+    Elsewhere than on Linux it returns in the old one.
 
     Args:
         rank: Its number.
+        output: Copies what it prints; None leaves that to it.
+
+    Raises:
+        LaunchError: Its output is to be copied, and this is no Linux.
     """
     global _spoken  # noqa: PLW0603 (a process is one rank)
     if not sys.platform.startswith("linux"):
+        if output is not None:
+            raise LaunchError("--prefix and --log-dir need Linux", hint="leave them out")
         return
     sys.stdout.flush()
     sys.stderr.flush()
@@ -59,10 +66,12 @@ def start_rank(rank: int) -> None:
     child = os.fork()
     if child:
         os.close(speaks)
-        _watch(child, rank, listens, by_signal=launcher is None)
+        _watch(child, rank, listens, output, by_signal=launcher is None)
     os.close(listens)
     die_with(watcher)
     _spoken = speaks
+    if output is not None:
+        output.connect_rank()
 
 
 def say_nothing_more() -> None:
@@ -83,7 +92,9 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _watch(child: int, rank: int, listens: int, *, by_signal: bool) -> NoReturn:
+def _watch(
+    child: int, rank: int, listens: int, output: Output | None, *, by_signal: bool
+) -> NoReturn:
     """Waits for the rank and ends like it; `by_signal` where our launcher does not look on."""
     _prctl(_NAME, ctypes.c_char_p(b"distcell-watch"))
     _prctl(_ADOPT_ORPHANS, 1)
@@ -96,6 +107,8 @@ def _watch(child: int, rank: int, listens: int, *, by_signal: bool) -> NoReturn:
 
     for number in _FORWARDED:
         signal.signal(number, forward)
+    if output is not None:
+        output.copy_until_end(child)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code:
@@ -106,7 +119,11 @@ def _watch(child: int, rank: int, listens: int, *, by_signal: bool) -> NoReturn:
             os._exit(code if code > 0 else 1)  # it had its last word
     was_asked = any(number in asked for number in _ASKED_TO_END)
     if code and not was_asked and code != -signal.SIGINT:
-        os.write(2, f"{_last_word(rank, code).render()}\n".encode())
+        text = f"{_last_word(rank, code).render()}\n".encode()
+        if output is not None:
+            output.write(2, text)
+        else:
+            os.write(2, text)
     if code > 0:
         _tell_mpich(code)
     if code < 0 and by_signal:

@@ -21,7 +21,7 @@ from distcell.launch.agreement import check_agreement, describe
 from distcell.launch.command_line import Command, parse
 from distcell.launch.faults import run_to_the_end
 from distcell.launch.memory import keep_freed_memory
-from distcell.launch.threads import core_quota, threads_for, usable_cores
+from distcell.launch.threads import core_quota, own_cores, threads_for, usable_cores
 from distcell.launch.watchdog import Watchdog
 from distcell.mesh import Mesh
 from distcell.runtime import world
@@ -63,9 +63,7 @@ def run_as_rank(arguments: Sequence[str], found: RankEnvironment) -> int:
         command.check(found.size)
         described = _exchange(describe(command))
         check_agreement(described)
-        mine = described[found.rank]
-        local = [entry["cores"] for entry in described if entry["host"] == mine["host"]]
-        _set_up(command, found.size, threads_for(mine["cores"], local, core_quota()))
+        _set_up(command, found.size, _divide_cores(described, found.rank, bind=command.bind))
         watchdogs.append(Watchdog(command.stall_after))
         watchdogs[0].start()
         _run_script(command)
@@ -117,6 +115,20 @@ def _check_ranks(command: Command, found: RankEnvironment) -> None:
 def _exchange(obj: dict[str, Any]) -> list[Any]:
     size = world.current_world().size
     return world.collectives_for(Mesh((("rank", size),))).all_gather_object(obj)
+
+
+def _divide_cores(described: Sequence[dict[str, Any]], rank: int, *, bind: bool) -> int:
+    """The number of threads of this rank, after it was bound to cores of its own where asked."""
+    host = described[rank]["host"]
+    ranks = [number for number, entry in enumerate(described) if entry["host"] == host]
+    local = [described[number]["cores"] for number in ranks]
+    place = ranks.index(rank)
+    if not bind:
+        return threads_for(local[place], local, core_quota())
+    cores = own_cores(local[place], local, place)
+    os.sched_setaffinity(0, cores)
+    others: list[list[int]] = [[] for _ in local[1:]]
+    return threads_for(cores, [cores, *others], core_quota())
 
 
 def _set_up(command: Command, size: int, threads: int) -> None:

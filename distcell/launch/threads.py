@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from distcell.errors import LaunchError
+
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -56,3 +58,29 @@ def threads_for(mine: Sequence[int], local: Sequence[Sequence[int]], quota: floa
     by_cores = len(mine) // max(1, sharing)
     by_quota = quota / max(1, len(local))
     return max(1, min(by_cores, math.floor(by_quota) if by_quota < math.inf else by_cores))
+
+
+def own_cores(mine: Sequence[int], local: Sequence[Sequence[int]], place: int) -> list[int]:
+    """Returns the cores of a rank when ranks that may run on the same ones divide them.
+
+    Args:
+        mine: The cores that this rank may run on.
+        local: The same for every rank of this host, this one included.
+        place: The place of this rank among those.
+
+    Raises:
+        LaunchError: There are more ranks than cores.
+
+    Example:
+        >>> [own_cores([0, 1, 2, 3], [[0, 1, 2, 3]] * 2, place) for place in (0, 1)]
+        [[0, 1], [2, 3]]
+    """
+    sharing = [index for index, cores in enumerate(local) if list(cores) == list(mine)]
+    share = len(mine) // len(sharing)
+    if share == 0:
+        raise LaunchError(
+            f"--bind: {len(sharing)} ranks share {len(mine)} cores of a host",
+            hint="start fewer ranks there, or leave --bind out",
+        )
+    start = sharing.index(place) * share
+    return list(mine[start : start + share])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from distcell.launch.agreement import check_agreement, describe
 from distcell.launch.command_line import Command, flags, parse
 from distcell.launch.deadlock import stuck_ranks
 from distcell.launch.standing import Standing, Waiting
-from distcell.launch.threads import core_quota, threads_for
+from distcell.launch.threads import core_quota, own_cores, threads_for
 from distcell.launch.watchdog import stall_error
 from distcell.runtime.rank_environment import RankEnvironment, find_ranks
 
@@ -21,7 +22,10 @@ from distcell.runtime.rank_environment import RankEnvironment, find_ranks
 def test_the_flags_are_these_and_no_others():
     assert flags() == [
         "--backend",
+        "--bind",
         "--help",
+        "--log-dir",
+        "--prefix",
         "--seed",
         "--simulate",
         "--stall-after",
@@ -38,11 +42,9 @@ def test_what_stands_behind_the_script_is_the_scripts():
 
 
 def test_the_ranks_get_the_same_command_without_the_number_of_ranks():
-    command = parse(
-        ["-n", "4", "--strategy", "tensor", "--threads", "2", "--stall-after", "9", "t.py", "--a"]
-    )
-    again = parse(command.for_ranks())
-    assert again == Command("t.py", ("--a",), strategy="tensor", threads=2, stall_after=9.0)
+    flags = ["--strategy", "tensor", "--threads", "2", "--stall-after", "9", "--bind", "--prefix"]
+    command = parse(["-n", "4", *flags, "--log-dir", "logs", "--backend", "mpi", "t.py", "--a"])
+    assert parse(command.for_ranks()) == replace(command, ranks=None)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,14 @@ def test_ranks_share_the_cores_of_a_host_unless_they_are_bound():
     assert threads_for([0, 1], [[0, 1], [2, 3]], math.inf) == 2
     assert threads_for(eight, [eight] * 2, 2.0) == 1
     assert core_quota("150000 100000") == 1.5
+
+
+def test_bound_ranks_divide_the_cores_that_they_share():
+    eight = list(range(8))
+    assert [own_cores(eight, [eight] * 3, place) for place in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert own_cores([4, 5], [[0, 1], [4, 5], [4, 5]], 2) == [5]
+    with pytest.raises(LaunchError, match="--bind: 9 ranks share 8 cores"):
+        own_cores(eight, [eight] * 9, 0)
 
 
 def described(**changes: object) -> dict[str, object]:
