@@ -21,11 +21,11 @@ from distcell.engine.agreement import check_agreement, fingerprint
 from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
 from distcell.engine.call import Context, LoadedCall
 from distcell.engine.garbage import collector_paused
-from distcell.engine.inputs import InputWatch
 from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
 from distcell.engine.state_dict import install_state_dict_hooks
 from distcell.engine.transfer import Loadable, plan_on_one_rank
+from distcell.engine.watch import Watch
 from distcell.engine.whole import note_cut
 from distcell.errors import OptimizerStateError, StrategyError
 from distcell.layout import Layout
@@ -101,7 +101,7 @@ class ParallelState:
         self.calls: OrderedDict[Hashable, LoadedCall] = OrderedDict()
         # calls that were planned and are not to run; in mode `plan` alone
         self.prepared: set[Hashable] = set()
-        self._inputs = InputWatch()
+        self._watch = Watch()
 
     def call(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the network returns under the plan."""
@@ -116,21 +116,23 @@ class ParallelState:
             while len(self.calls) > MAX_CALLS:
                 self.calls.popitem(last=False)
         self.calls.move_to_end(key)
-        self.watch_inputs(leaves)
+        random_key = current_state().next_key(training=cell.training)
+        self.watch(leaves, random_key)
         if torch.is_grad_enabled():
             loaded = self._special(loaded, cell, (args, kwargs), leaves) or loaded
-        random_key = current_state().next_key(training=cell.training)
         states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
         return loaded(Context(states, leaves, random_key))
 
-    def watch_inputs(self, leaves: Leaves) -> None:
-        """Looks whether all ranks pass the same global batch, where they should.
+    def watch(self, leaves: Leaves, key: Tensor) -> None:
+        """Looks whether all ranks still draw the same numbers and pass the same data, as they should.
 
         Raises:
-            DataError: They do not.
+            DataError: They pass other data.
+            RankMismatchError: They draw other numbers.
         """
-        if self.options.mode == "ranks" and self.strategy.data == "full" and self.mesh.size > 1:
-            self._inputs.saw(leaves, collectives_for(self.mesh))
+        if self.options.mode == "ranks" and self.mesh.size > 1:
+            alike = leaves if self.strategy.data == "full" else {}
+            self._watch.saw(alike, key, collectives_for(self.mesh))
 
     def plan_only(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Plans what `call` would run."""

@@ -99,9 +99,10 @@ class _StepFunction:
             while len(self._steps) > MAX_CALLS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
-        state.watch_inputs(leaves)
+        random_key = current_state().next_key(training=self.net.training)
+        state.watch(leaves, random_key)
         with without_overrides():  # what the program runs on is the rank's own, piece or not
-            result = step(leaves, current_state().next_key(training=self.net.training))
+            result = step(leaves, random_key)
         current_state().optimizer_stepped()
         return result
 

@@ -109,6 +109,33 @@ def test_data_that_goes_apart_later_is_refused_some_calls_later(
     assert "data: local" in (caught.value.hint or "")
 
 
+def seeds_itself(me: int) -> None:
+    torch.manual_seed(100 + me)
+
+
+def steps_alone(me: int) -> None:
+    if me == 0:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        torch.optim.SGD([weight], lr=0.1).step()
+
+
+@pytest.mark.parametrize("does", [seeds_itself, steps_alone])
+@pytest.mark.parametrize("strategy", ["data", "local"])
+def test_random_numbers_that_go_apart_later_are_refused(does, strategy: str, tmp_path) -> None:
+    net, me = parallel_mlp(), world.init()
+    distcell.random.seed(None)
+    path = tmp_path / "local.yaml"
+    path.write_text('distcell: 1\nmesh: {dp: -1}\ndata: local\ninputs: {"*": [dp]}\n')
+    options = on_ranks(str(path) if strategy == "local" else strategy)
+    with launched(options), pytest.raises(RankMismatchError) as caught:
+        net(*BATCH)
+        does(me.rank)
+        net(*BATCH)
+    assert caught.value.message == "the ranks draw different random numbers in call 2"
+    assert "rank 0:" in caught.value.where[0]
+    assert "torch.manual_seed" in (caught.value.hint or "")
+
+
 def test_each_rank_may_pass_its_own_part_where_the_strategy_says_so(tmp_path) -> None:
     net, me = parallel_mlp(), world.init()
     strategy = tmp_path / "local.yaml"

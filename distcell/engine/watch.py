@@ -1,8 +1,9 @@
-"""Whether ranks that should pass the same global batch go on to do so after the first call.
+"""Whether ranks go on to agree after the first call: on their data, and on their random numbers.
 
-Each rank keeps a checksum of what it was given, and from time to time the ranks compare theirs: an
-order of the data that differs from the second epoch on is an error some calls later, not a training
-on other data than the user thinks.
+Each rank keeps a checksum of what it was given and of the key that it draws random numbers from,
+and from time to time the ranks compare theirs. An order of the data that differs from the second
+epoch on, or a seed that a rank sets for itself, is an error some calls later, not a training on
+other data, or under other dropout, than the user thinks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distcell.engine.agreement import SAME_BATCH, lines_by_rank
-from distcell.errors import DataError
+from distcell.errors import DataError, DistcellError, RankMismatchError
 from distcell.piece import plain
 from distcell.runtime.collectives import Collectives
 
@@ -24,9 +25,11 @@ EVERY = 32
 _SAMPLE = 1024
 """How many elements of a tensor are looked at in one call: others in each."""
 
+_KEY = " key"  # no path of an argument has a blank
 
-class InputWatch:
-    """Compares what the ranks are given, call by call, without an exchange in each.
+
+class Watch:
+    """Compares what the ranks compute with, call by call, without an exchange in each.
 
     What was given in a call counts at the next comparison, so nothing on the CPU escapes. A tensor
     on another device is looked at in the calls that compare: to look is to wait for the device.
@@ -36,19 +39,21 @@ class InputWatch:
         self.calls, self.compared = 0, 0
         self.sums: dict[str, int] = {}
 
-    def saw(self, leaves: Mapping[str, Tensor], collectives: Collectives) -> None:
-        """Notes the tensors of a call. Every rank must call this.
+    def saw(self, leaves: Mapping[str, Tensor], key: Tensor, collectives: Collectives) -> None:
+        """Notes a call. Every rank must call this.
 
         Args:
-            leaves: By path.
+            leaves: By path, the tensors that must be alike on all ranks.
+            key: What the random numbers of the call are made from.
             collectives: Of all ranks.
 
         Raises:
             DataError: Ranks were given other data since the comparison before.
+            RankMismatchError: Their keys differ.
         """
         self.calls += 1
         compares = self.calls % EVERY == 0 or self.calls in (1, 2, 4, 8, 16)
-        for path, tensor in leaves.items():
+        for path, tensor in (*leaves.items(), (_KEY, key)):
             if compares or tensor.device.type == "cpu":
                 self.sums[path] = _checksum(tensor, self.calls, self.sums.get(path, 0))
         if compares:
@@ -62,15 +67,24 @@ class InputWatch:
         if different:
             first = self.compared + 1
             when = f"call {first}" if first == self.calls else f"calls {first} to {self.calls}"
-            said = [
-                ", ".join(f"{path} {each.get(path, 0):08x}" for path in different[:3])
-                for each in found
-            ]
-            raise DataError(
-                f"the ranks were given different data: `{different[0]}` in {when}",
-                where=[*lines_by_rank(said), "checksums of what each rank passed to the network"],
-                hint=SAME_BATCH,
-            )
+            raise _error(different, found, when)
+
+
+def _error(different: list[str], found: list[Mapping[str, int]], when: str) -> DistcellError:
+    if different == [_KEY]:
+        return RankMismatchError(
+            f"the ranks draw different random numbers in {when}",
+            where=lines_by_rank([f"{each.get(_KEY, 0):08x}" for each in found]),
+            hint="seed all ranks alike with `torch.manual_seed`, later too, and step the same "
+            "optimizers on all of them: the step is part of what a number is made from",
+        )
+    shown = [path for path in different if path != _KEY][:3]
+    said = [", ".join(f"{path} {each.get(path, 0):08x}" for path in shown) for each in found]
+    return DataError(
+        f"the ranks were given different data: `{shown[0]}` in {when}",
+        where=[*lines_by_rank(said), "checksums of what each rank passed to the network"],
+        hint=SAME_BATCH,
+    )
 
 
 def _checksum(tensor: Tensor, call: int, before: int) -> int:
