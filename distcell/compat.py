@@ -587,6 +587,40 @@ def without_overrides() -> Any:
     return torch._C.DisableTorchFunctionSubclass()
 
 
+def inside_ddp() -> bool:
+    """Returns whether the forward of a DistributedDataParallel goes on.
+
+    Needs `DistributedDataParallel._active_ddp_module`.
+    """
+    return torch.nn.parallel.DistributedDataParallel._active_ddp_module is not None
+
+
+def inside_transform() -> bool:
+    """Returns whether a transform of `torch.func` goes on. Needs `peek_interpreter_stack`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_split_by_torch(module: torch.nn.Module) -> bool:
+    """Returns whether torch has split a module: by `fully_shard`, or as DTensors.
+
+    What it needs is loaded where that is so; nothing is imported for the question.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
+        return True
+    tensor = sys.modules.get("torch.distributed.tensor")
+    parameters = [p for p in module._parameters.values() if p is not None]
+    return tensor is not None and any(isinstance(p, tensor.DTensor) for p in parameters)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Returns whether calling a module goes through torch's compiler.
+
+    Needs `Module._compiled_call_impl`, and `_orig_mod` of what `torch.compile` returns.
+    """
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
 def replace_overflow_check(
     agree: Callable[[torch.optim.Optimizer, torch.Tensor], torch.Tensor],
 ) -> None:

@@ -13,6 +13,7 @@ from distcell.engine.state_dict import local_state_dict as local_state_dict
 from distcell.engine.step import compile_step as compile_step
 from distcell.engine.whole import clip_grad_norm_ as clip_grad_norm_
 from distcell.engine.whole import whole_tensor as whole_tensor
+from distcell.engine.wrapped import check_untransformed
 from distcell.lazy import materialize
 from distcell.random import current_state, random_mode
 from distcell.scope import track
@@ -30,6 +31,7 @@ def call(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     observer().called(cell)
     if options.mode == "eager" or auto_parallel_context().parallel_mode == "stand_alone":
         return call_on_one_device(cell, args, kwargs)
+    check_untransformed()
     state = state_of(cell, options)
     if options.mode == "plan":  # an evaluation before training: what it returns is still needed
         state.plan_only(cell, args, kwargs)

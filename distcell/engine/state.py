@@ -27,6 +27,7 @@ from distcell.engine.state_dict import install_state_dict_hooks
 from distcell.engine.transfer import Loadable, plan_on_one_rank
 from distcell.engine.watch import Watch
 from distcell.engine.whole import note_cut
+from distcell.engine.wrapped import check_unwrapped
 from distcell.errors import OptimizerStateError, StrategyError
 from distcell.layout import Layout
 from distcell.lazy import is_lazy, materialize
@@ -124,7 +125,7 @@ class ParallelState:
         return loaded(Context(states, leaves, random_key))
 
     def watch(self, leaves: Leaves, key: Tensor) -> None:
-        """Looks whether all ranks still draw the same numbers and pass the same data, as they should.
+        """Looks whether all ranks still draw the same numbers and pass the same data.
 
         Raises:
             DataError: They pass other data.
@@ -196,6 +197,7 @@ class ParallelState:
                 captured.differentiable,
             )
 
+        check_unwrapped(cell)
         loadable = self.together(cell, leaves, make)
         self.shard_parameters(cell, loadable.program)
         return loadable

@@ -28,6 +28,7 @@ from distcell.engine.observe import StepEvent, observer
 from distcell.engine.optimizers import check_optimizer
 from distcell.engine.state import MAX_CALLS, ParallelState, state_of
 from distcell.engine.transfer import Loadable
+from distcell.engine.wrapped import check_unwrapped
 from distcell.errors import UserTypeError
 from distcell.graph import Input
 from distcell.lazy import materialize
@@ -135,6 +136,7 @@ class _StepFunction:
     def _load(
         self, state: ParallelState, batch: Sequence[Any], leaves: Mapping[str, Tensor]
     ) -> LoadedStep:
+        check_unwrapped(self.net)
         check_optimizer(self.optimizer)
 
         def make() -> Loadable:
