@@ -1,4 +1,4 @@
-"""`python -m benchmarks step|collectives|ddp|plan|simulate [--ranks N] [--json FILE]`."""
+"""`python -m benchmarks step|collectives|ddp|plan|simulate|cell [--ranks N] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.measure import Row
 from benchmarks.table import read_json, text_of, write_json
 
 ROOT = Path(__file__).parents[1]
-_RANKS = {"step": 2, "collectives": 2, "ddp": 2, "plan": 8, "simulate": 8}
-_PAIRS = {"step": 30, "collectives": 20, "ddp": 30, "plan": 3, "simulate": 10}
+_RANKS = {"step": 2, "collectives": 2, "ddp": 2, "plan": 8, "simulate": 8, "cell": 1}
+_PAIRS = {"step": 30, "collectives": 20, "ddp": 30, "plan": 3, "simulate": 10, "cell": 200}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +24,10 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: What stands behind `python -m benchmarks`.
     """
-    asked = _parser().parse_args(arguments)
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    if asked.what == "cell" and asked.ranks is not None:
+        parser.error("`cell` has no ranks: leave `--ranks` out")
     ranks = asked.ranks or _RANKS[asked.what]
     pairs = asked.pairs or _PAIRS[asked.what]
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded; one thread for each rank
@@ -48,6 +51,10 @@ def _measure(asked: argparse.Namespace, ranks: int, pairs: int) -> list[Row]:
         from benchmarks import simulate
 
         return simulate.measure(ranks, pairs, small=asked.small)
+    if asked.what == "cell":
+        from benchmarks import cell
+
+        return cell.measure(pairs, small=asked.small)
     more = [*(["--small"] if asked.small else []), *asked.case]
     rows = on_ranks(asked.what, ranks, pairs, more)
     if asked.what == "step" and ranks > 1 and (not asked.case or "one-rank" in asked.case):

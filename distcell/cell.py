@@ -21,9 +21,9 @@ from distcell.cell_parameters import CellParameters
 from distcell.cell_precision import CellPrecision
 from distcell.cell_settings import CellSettings
 from distcell.cell_tensors import CellTensors
-from distcell.compat import call_uncompiled, has_hooks
+from distcell.compat import call_of, can_register, has_hooks, init_module
 from distcell.errors import UserNameError, UserTypeError, UserValueError
-from distcell.parameter import adopt, global_shape, set_place
+from distcell.parameter import Parameter, global_shape, take_name
 from distcell.strategy.strategy import CellRule
 
 __all__ = [
@@ -38,10 +38,65 @@ __all__ = [
 
 # Looked up once: construction and calls of plain Cells are to cost what torch's do.
 _Module = torch.nn.Module
+_init = torch.nn.Module.__init__
 _set_attribute = torch.nn.Module.__setattr__
+_set_plain = object.__setattr__
+_PLAIN = frozenset({int, float, bool, str, tuple, list, dict, type(None), torch.dtype})
+_PARAMETERS = frozenset({torch.nn.Parameter, Parameter})
 
 DEVICES = ("CPU", "GPU", "Ascend")
 LEVELS = (0, 1, 2)
+
+
+# - Calls
+
+
+def _call(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call of a cell to which something was said that acts at calls."""
+    if cell._expected_inputs is not None:
+        check_inputs(cell._expected_inputs, args, kwargs)
+    if cell._requires_grad is False and torch.is_grad_enabled():
+        with torch.no_grad():
+            return _call_inside(cell, args, kwargs)
+    return _call_inside(cell, args, kwargs)
+
+
+def _call_inside(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not cell._auto_parallel or is_inside_engine():
+        return torch.nn.Module.__call__(cell, *args, **kwargs)
+    if has_hooks(cell):
+        return _call_between_hooks(cell, args, kwargs)
+    return _enter_engine(cell, args, kwargs)
+
+
+def _enter_engine(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from distcell import engine  # looked up late: the one way from a Cell to the engine
+
+    return engine.call(cell, args, kwargs)
+
+
+def _call_between_hooks(cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # torch runs the hooks around `forward`. For this one call forward is the engine, and it is
+    # put back before the engine looks at the cell.
+    own = cell.__dict__.get("forward")
+
+    def put_back() -> None:
+        cell.__dict__.pop("forward", None)
+        if own is not None:
+            cell.__dict__["forward"] = own
+
+    def enter(*args: Any, **kwargs: Any) -> Any:
+        put_back()
+        return _enter_engine(cell, args, kwargs)
+
+    cell.__dict__["forward"] = enter
+    try:
+        return torch.nn.Module.__call__(cell, *args, **kwargs)
+    finally:
+        put_back()
+
+
+# - The class
 
 
 class Cell(
@@ -81,7 +136,10 @@ class Cell(
         *,
         name: str | None = None,
     ) -> None:
-        super().__init__()
+        if self._is_next_torch and _Module.__init__ is _init:
+            init_module(self)
+        else:
+            super().__init__()
         if auto_prefix is not True:
             if isinstance(auto_prefix, str):
                 name = auto_prefix
@@ -92,17 +150,21 @@ class Cell(
         if flags:
             self.add_flags(**flags)
 
-    _has_bprop: bool = False
+    # Of the class, noted once: whether the short ways of `__init__` and `__setattr__` are right.
+    _is_next_torch: bool = False
+    _registers_as_cell: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._is_next_torch = _is_next_torch(cls)
+        cls._registers_as_cell = cls.register_parameter is Cell.register_parameter
         if "construct" in vars(cls) and "forward" not in vars(cls):
             # a subclass of a layer, whose torch class has a forward: this construct is what counts
             cls.forward = Cell.forward  # type: ignore[method-assign]
         if "extend_repr" in vars(cls) and "extra_repr" not in vars(cls):
             cls.extra_repr = Cell.extra_repr  # type: ignore[method-assign]
         if "bprop" in vars(cls):
-            cls._has_bprop = True
+            cls.forward = _forward_of_bprop  # type: ignore[method-assign]
 
     def construct(self, *inputs: Any, **kwargs: Any) -> Any:
         """Returns what the cell computes; a subclass defines it.
@@ -125,20 +187,9 @@ class Cell(
         A class that defines `bprop(self, *inputs, out, dout)` has it as its backward: it returns a
         gradient for each input. Such a cell takes positional arguments alone.
         """
-        if self._has_bprop:
-            positional = inspect.signature(self.construct).bind(*inputs, **kwargs)
-            return call_with_bprop(self, positional.args)
         return self.construct(*inputs, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._plain_call:
-            return call_uncompiled(self, *args, **kwargs)
-        if self._expected_inputs is not None:
-            check_inputs(self._expected_inputs, args, kwargs)
-        if self._requires_grad is False and torch.is_grad_enabled():
-            with torch.no_grad():
-                return _call(self, args, kwargs)
-        return _call(self, args, kwargs)
+    __call__ = call_of(_call, forward)
 
     def run_construct(self, cast_inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Returns `construct` of inputs that are cast already; no hook runs, and no engine.
@@ -235,12 +286,22 @@ class Cell(
         return self.extend_repr()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Each attribute of each layer comes by here: what is cheap to ask is asked first.
-        if name in RESERVED and isinstance(value, torch.nn.Module | torch.nn.Parameter):
+        # Each attribute of each layer comes by here. torch looks at each as if it were anything:
+        # what surely is no parameter, buffer or module, and a new parameter, take a short way.
+        kind, fields = type(value), self.__dict__
+        if kind in _PLAIN:
+            if "_modules" in fields and not _is_held(fields, name):
+                _set_plain(self, name, value)
+                return
+        elif name in RESERVED and isinstance(value, torch.nn.Module | torch.nn.Parameter):
             raise UserNameError(
                 f"`{name}` is a name of Cell itself, which `{type(self).__name__}` gives a child",
                 hint=f"take another name, like `{name}_`",
             )
+        elif kind in _PARAMETERS and self._registers_as_cell and can_register(self, name, value):
+            fields["_parameters"][name] = value
+            take_name(value, name)
+            return
         _set_attribute(self, name, value)
         if isinstance(value, _Module) and self._auto_prefix:
             refresh_names(value, name)
@@ -275,9 +336,7 @@ class Cell(
         """
         super().register_parameter(name, param)
         if param is not None:
-            adopt(param)
-            if not getattr(param, "name", ""):
-                set_place(param, "", name)
+            take_name(param, name)
 
 
 RESERVED = frozenset(
@@ -301,6 +360,23 @@ def declared_rules(root: torch.nn.Module) -> tuple[CellRule, ...]:
     return tuple(cell.sharding.rule(path) for path, cell in cells if cell.sharding is not None)
 
 
+def _is_held(fields: Mapping[str, Any], name: str) -> bool:
+    """Whether a module holds a parameter, child or buffer of a name."""
+    return name in fields["_parameters"] or name in fields["_modules"] or name in fields["_buffers"]
+
+
+def _is_next_torch(kind: type) -> bool:
+    """Whether the `__init__` that follows Cell's is torch's: no class stands between."""
+    order = kind.__mro__
+    between = order[order.index(Cell) + 1 : order.index(_Module)]
+    return not any("__init__" in vars(each) for each in between)
+
+
+def _forward_of_bprop(self: Cell, *inputs: Any, **kwargs: Any) -> Any:
+    positional = inspect.signature(self.construct).bind(*inputs, **kwargs)
+    return call_with_bprop(self, positional.args)
+
+
 def call_signature(module: torch.nn.Module) -> inspect.Signature:
     """Returns the arguments of a module's call as its author named them.
 
@@ -315,17 +391,6 @@ def call_signature(module: torch.nn.Module) -> inspect.Signature:
     return inspect.signature(called)
 
 
-# - Calls
-
-
-def _call(cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not cell._auto_parallel or is_inside_engine():
-        return torch.nn.Module.__call__(cell, *args, **kwargs)
-    if has_hooks(cell):
-        return _call_between_hooks(cell, args, kwargs)
-    return _enter_engine(cell, args, kwargs)
-
-
 def _check_device(device: object, level: object) -> None:
     if not isinstance(device, str):
         raise UserTypeError(f"`device` is {device!r}, not a str")
@@ -335,30 +400,3 @@ def _check_device(device: object, level: object) -> None:
         raise UserTypeError(f"`level` is {level!r}, not an int")
     if level not in LEVELS:
         raise UserValueError(f"no level {level}", hint="0, 1 or 2")
-
-
-def _enter_engine(cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from distcell import engine  # looked up late: the one way from a Cell to the engine
-
-    return engine.call(cell, args, kwargs)
-
-
-def _call_between_hooks(cell: Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # torch runs the hooks around `forward`. For this one call forward is the engine, and it is
-    # put back before the engine looks at the cell.
-    own = cell.__dict__.get("forward")
-
-    def put_back() -> None:
-        cell.__dict__.pop("forward", None)
-        if own is not None:
-            cell.__dict__["forward"] = own
-
-    def enter(*args: Any, **kwargs: Any) -> Any:
-        put_back()
-        return _enter_engine(cell, args, kwargs)
-
-    cell.__dict__["forward"] = enter
-    try:
-        return torch.nn.Module.__call__(cell, *args, **kwargs)
-    finally:
-        put_back()

@@ -11,7 +11,7 @@ import torch
 
 from distcell.annotation import Sharding
 from distcell.errors import UserTypeError
-from distcell.parameter import adopt, set_place
+from distcell.parameter import set_places
 from distcell.tensor import DynamicTensor
 
 NAME_PREFIX = "_distcell_name_prefix"
@@ -99,19 +99,24 @@ def refresh_names(root: torch.nn.Module, prefix: str = "") -> None:
     """
     if isinstance(root, CellBase) and not root._auto_prefix:
         return
-    seen: set[int] = set()
-    below = torch.nn.Module.named_modules(root, prefix=prefix)
-    for path, module in below if root._modules else ((prefix, root),):
-        if isinstance(module, CellBase):
-            module._cell_path = path
-        if not module._parameters:
-            continue
-        start = name_start(module, path)
-        for attribute, param in module._parameters.items():
-            if param is not None and id(param) not in seen:
-                seen.add(id(param))
-                adopt(param)
-                set_place(param, start, attribute)
+    _name_below(root, prefix, set(), set())
+
+
+def _name_below(module: torch.nn.Module, path: str, modules: set[int], params: set[int]) -> None:
+    """Names what `named_modules` gives, in its order; each module of each layer comes by here."""
+    if id(module) in modules:
+        return
+    modules.add(id(module))
+    fields = module.__dict__
+    if isinstance(module, CellBase):
+        fields["_cell_path"] = path  # torch's `__setattr__` would look what it is
+    start = f"{path}." if path else ""
+    if module._parameters:
+        own = f"{fields[NAME_PREFIX]}{start}" if NAME_PREFIX in fields else start
+        set_places(module._parameters, own, params)
+    for name, child in module._modules.items():
+        if child is not None:
+            _name_below(child, start + name, modules, params)
 
 
 def name_start(module: torch.nn.Module, path: str) -> str:

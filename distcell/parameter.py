@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar, overload
 
 import torch
 
-from distcell.compat import without_overrides
+from distcell.compat import as_subclass, without_overrides
 from distcell.errors import UserTypeError, UserValueError
 from distcell.layout import Layout
 
@@ -82,9 +82,13 @@ class Parameter(torch.nn.Parameter):
         cls, data: torch.Tensor | None = None, requires_grad: bool = True, *, name: str = ""
     ) -> Parameter:
         """Returns the parameter, which shares the memory of `data`."""
-        with without_overrides():
-            plain = None if data is None else data.detach()
-        parameter: Parameter = super().__new__(cls, plain, requires_grad)
+        parameter: Parameter
+        if type(data) is torch.Tensor:
+            parameter = as_subclass(cls, data, requires_grad)
+        else:
+            with without_overrides():
+                plain = None if data is None else data.detach()
+            parameter = super().__new__(cls, plain, requires_grad)
         if name:
             parameter.__dict__.update({_NAME: name, _OWN_NAME: name})
         return parameter
@@ -204,11 +208,61 @@ def set_place(parameter: torch.nn.Parameter, prefix: str, attribute: str) -> Non
     >>> weight.name
     'mlp.up.weight'
     """
+    if isinstance(parameter, Parameter):
+        kept = parameter.__dict__
+        if _FIXED not in kept:
+            kept[_NAME] = prefix + kept.get(_OWN_NAME, attribute)
+
+
+def take_name(parameter: torch.nn.Parameter, attribute: str) -> None:
+    """Adopts a parameter, which is named like its attribute when it has no name.
+
+    Args:
+        parameter: kinds that are not ours have no name.
+        attribute: the name.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> take_name(weight, "weight")
+    >>> weight.name
+    'weight'
+    """
     # torch answers isinstance of parameters slowly, and every parameter comes by here
+    if type(parameter) is torch.nn.Parameter:
+        parameter.__class__ = Parameter
     if type(parameter) is Parameter or isinstance(parameter, Parameter):
         kept = parameter.__dict__
-        if not kept.get(_FIXED):
-            kept[_NAME] = prefix + kept.get(_OWN_NAME, attribute)
+        if not kept.get(_NAME):
+            kept[_NAME] = kept.get(_OWN_NAME, attribute)
+
+
+def set_places(
+    parameters: Mapping[str, torch.nn.Parameter | None], prefix: str, seen: set[int]
+) -> None:
+    """Adopts the parameters of one module, and gives them the names of their places.
+
+    Args:
+        parameters: by attribute.
+        prefix: what comes before, its dot included.
+        seen: `id`s of those that keep their names, as they stand elsewhere too; the others are
+            added.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> set_places({"weight": weight}, "mlp.up.", set())
+    >>> weight.name
+    'mlp.up.weight'
+    """
+    for attribute, parameter in parameters.items():
+        if parameter is None or id(parameter) in seen:
+            continue
+        seen.add(id(parameter))
+        # torch answers isinstance of parameters slowly, and every parameter comes by here
+        if type(parameter) is Parameter:
+            kept = parameter.__dict__
+            if _FIXED not in kept:
+                kept[_NAME] = prefix + kept.get(_OWN_NAME, attribute)
+        else:
+            adopt(parameter)
+            set_place(parameter, prefix, attribute)
 
 
 def layout(tensor: torch.Tensor) -> Layout:

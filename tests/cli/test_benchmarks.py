@@ -70,6 +70,14 @@ def test_simulate_compares_with_local_tensor_mode_and_with_one_device(tmp_path: 
     assert {row["case"] for row in found} == {"simulate/2-layers/2"}
 
 
+def test_cell_compares_with_torch_the_same_layers_made_and_called(tmp_path: Path) -> None:
+    found = rows(tmp_path, "cell")
+    named = [(row["case"], row["ours"], row["peer"], row["limit"]) for row in found]
+    kinds = ("Cell", "nn.Dense")
+    cases = ("cell-construct", "cell-call")
+    assert named == [(case, kind, "torch", 1.1) for case in cases for kind in kinds]
+
+
 def test_a_command_that_is_not_known_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "stepp"],
