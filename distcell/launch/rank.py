@@ -19,6 +19,7 @@ from distcell.context import set_launch
 from distcell.errors import BackendError, DistcellError, LaunchError
 from distcell.launch.agreement import check_agreement, describe
 from distcell.launch.command_line import Command, parse
+from distcell.launch.copies import looking_for_copies
 from distcell.launch.faults import run_to_the_end
 from distcell.launch.memory import keep_freed_memory
 from distcell.launch.threads import core_quota, own_cores, threads_for, usable_cores
@@ -66,7 +67,8 @@ def run_as_rank(arguments: Sequence[str], found: RankEnvironment) -> int:
         _set_up(command, found.size, _divide_cores(described, found.rank, bind=command.bind))
         watchdogs.append(Watchdog(command.stall_after))
         watchdogs[0].start()
-        _run_script(command)
+        with looking_for_copies(_path(command)):
+            _run_script(command)
 
     code = run_to_the_end(body, _path(command) if command else "")
     for watchdog in watchdogs:
