@@ -15,9 +15,9 @@ from types import FrameType
 import torch
 
 from distcell.compat import TCPStore
-from distcell.errors import BackendError, LaunchError
+from distcell.errors import BackendError
 from distcell.launch.command_line import Command
-from distcell.launch.monitor import LAUNCHER_PID
+from distcell.launch.monitor import LAUNCHER_PID, last_word
 from distcell.launch.output import COLOUR
 from distcell.launch.threads import core_quota, threads_for, usable_cores
 from distcell.runtime import world
@@ -145,11 +145,10 @@ class _Processes:
 
 
 def _exit_code(rank: int, code: int) -> int:
-    """The job's exit code for a rank's; who watches a rank has no word when it is killed itself."""
+    """The job's exit code for a rank's; one killed before or with its watch had no last word."""
     if code > 0:
         return code
-    error = LaunchError(f"rank {rank} was ended by {signal.Signals(-code).name}, with its watch")
-    print(error.render(), file=sys.stderr, flush=True)
+    print(last_word(rank, code).render(), file=sys.stderr, flush=True)
     return 128 - code
 
 

@@ -119,7 +119,7 @@ def _watch(
             os._exit(code if code > 0 else 1)  # it had its last word
     was_asked = any(number in asked for number in _ASKED_TO_END)
     if code and not was_asked and code != -signal.SIGINT:
-        text = f"{_last_word(rank, code).render()}\n".encode()
+        text = f"{last_word(rank, code).render()}\n".encode()
         if output is not None:
             output.write(2, text)
         else:
@@ -131,7 +131,13 @@ def _watch(
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _last_word(rank: int, code: int) -> LaunchError:
+def last_word(rank: int, code: int) -> LaunchError:
+    """Returns what is said of a rank that could not say it.
+
+    Args:
+        rank: Its number.
+        code: How it ended: below 0 the signal.
+    """
     where = f"rank {rank} on {socket.gethostname()}"
     if code > 0:
         return LaunchError(
