@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, repeat
-from types import MethodType
+from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -225,6 +225,21 @@ _register_parameter = torch.nn.Module.register_parameter
 
 as_subclass: Callable[..., Any] = torch.Tensor._make_subclass
 """A tensor of a class that shares the memory of a plain one: of class, tensor, `requires_grad`."""
+
+
+def asked_by_parameter(caller: FrameType) -> bool:
+    """Returns whether a call comes from the constructor of `torch.nn.Parameter`.
+
+    Given a subclass of its own, that detaches and refuses what is not of the subclass. Needs
+    `torch.nn.Parameter.__new__` to do so itself.
+
+    Args:
+        caller: The frame that calls.
+    """
+    return caller.f_code is _PARAMETER_NEW
+
+
+_PARAMETER_NEW = torch.nn.Parameter.__new__.__code__
 
 
 def allow_foreach(kind: type[torch.Tensor]) -> None:

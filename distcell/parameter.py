@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar, overload
 
 import torch
 
-from distcell.compat import as_subclass, without_overrides
+from distcell.compat import as_subclass, asked_by_parameter, without_overrides
 from distcell.errors import UserTypeError, UserValueError
-from distcell.layout import Layout
+from distcell.layout import Layout, Part
 
 _LAYOUT = "_distcell_layout"
 _NAME = "_distcell_name"
@@ -166,6 +167,19 @@ class Parameter(torch.nn.Parameter):
         copied: Parameter = memo[id(self)]
         return copied
 
+    def detach(self) -> torch.Tensor:
+        """Returns a plain tensor that shares the memory and needs no gradient.
+
+        >>> type(Parameter(torch.zeros(1)).detach()).__name__
+        'Tensor'
+        """
+        plain = super().detach()
+        if torch.compiler.is_compiling():  # which cannot look at frames
+            return plain
+        if asked_by_parameter(sys._getframe(1)):  # `torch.nn.Parameter(weight)` wants its own kind
+            return Parameter(plain, requires_grad=False)
+        return plain
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         with without_overrides():
             data = self.detach()
@@ -178,6 +192,10 @@ def _rebuild(
     parameter = kind(data, requires_grad)
     parameter.__dict__.update(state)
     return parameter
+
+
+# What `torch.load` makes without `weights_only=False`: they hold tensors, names and numbers.
+torch.serialization.add_safe_globals([Parameter, _rebuild, Layout, Part])
 
 
 def adopt(parameter: torch.nn.Parameter) -> None:
