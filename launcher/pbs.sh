@@ -14,7 +14,9 @@ cd "${PBS_O_WORKDIR:-$PWD}"
 
 # PBS lists a host once for every rank that it takes.
 ranks=$(wc -l < "$PBS_NODEFILE")
-read -r -a arguments <<< "${ARGS:?what to run: qsub -v ARGS=\"train.py\" launcher/pbs.sh}"
+: "${ARGS:?what to run: qsub -v ARGS=\"train.py\" launcher/pbs.sh}"
+# xargs takes words as a shell does: 'two words' is one argument.
+mapfile -t arguments < <(xargs -n 1 printf '%s\n' <<< "$ARGS")
 
 case $(mpirun --version 2>&1) in
   *"Open MPI"*) hosts=(--hostfile "$PBS_NODEFILE") ;;

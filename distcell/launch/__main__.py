@@ -8,6 +8,7 @@ import sys
 from distcell.errors import DistcellError
 from distcell.launch import monitor
 from distcell.launch.command_line import parse
+from distcell.launch.job_files import submit
 from distcell.launch.local_ranks import start_ranks
 from distcell.launch.output import Output
 from distcell.launch.rank import run_alone, run_as_rank
@@ -30,6 +31,8 @@ def main(arguments: list[str]) -> int:
                 monitor.say_nothing_more()
             return code
         command = parse(arguments)
+        if command.on is not None:
+            return submit(command)
         if command.ranks is not None and command.ranks > 1:
             return start_ranks(command)
         if (output := _output(arguments, 0)) is not None:

@@ -13,6 +13,8 @@ from distcell.errors import LaunchError, did_you_mean
 from distcell.mesh import Mesh
 from distcell.strategy.library import load_strategy
 
+PLACES = ("slurm", "pbs", "k8s")
+
 _DESCRIPTION = """\
 Run a training script on many ranks under a strategy.
 
@@ -37,6 +39,10 @@ class Command:
         bind: Whether each rank gets cores of its own.
         prefix: Whether each line that a rank prints begins with rank and host.
         log_dir: The folder for one file per rank with what it prints.
+        on: The cluster that the job is handed to: `slurm`, `pbs` or `k8s`; None runs it here.
+        nodes: The number of its hosts; None takes that of the job file.
+        image: The image of its pods, on `k8s`.
+        dry_run: Whether the command for the cluster is shown and not run.
     """
 
     script: str
@@ -51,6 +57,10 @@ class Command:
     bind: bool = False
     prefix: bool = False
     log_dir: str | None = None
+    on: str | None = None
+    nodes: int | None = None
+    image: str | None = None
+    dry_run: bool = False
 
     def check(self, size: int) -> None:
         """Raises when the job cannot run on `size` ranks.
@@ -79,20 +89,17 @@ class Command:
         )
 
     def for_ranks(self) -> list[str]:
-        """Returns the arguments that each rank of this job is started with."""
-        flags = ["--backend", self.backend, "--seed", str(self.seed)]
-        flags += ["--stall-after", str(self.stall_after)]
-        if self.strategy is not None:
-            flags += ["--strategy", self.strategy]
-        if self.threads is not None:
-            flags += ["--threads", str(self.threads)]
-        if self.bind:
-            flags += ["--bind"]
-        if self.prefix:
-            flags += ["--prefix"]
-        if self.log_dir is not None:
-            flags += ["--log-dir", self.log_dir]
+        """Returns the arguments that each rank of this job is started with: what is no default."""
+        names = "strategy backend threads bind stall_after seed prefix log_dir".split()
+        flags = [part for name in names for part in self._flag(name)]
         return [*flags, self.script, *self.arguments]
+
+    def _flag(self, name: str) -> list[str]:
+        value = getattr(self, name)
+        if value == getattr(Command, name):
+            return []
+        flag = "--" + name.replace("_", "-")
+        return [flag] if value is True else [flag, str(value)]
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -113,6 +120,7 @@ def parse(arguments: Sequence[str]) -> Command:
             "-n starts ranks and --simulate plays them in one process",
             hint="leave one of the two out",
         )
+    _check_cluster_flags(known)
     if known.script is None:
         raise LaunchError(
             "no script to run", hint="python -m distcell.launch [flags] train.py [arguments]"
@@ -130,7 +138,24 @@ def parse(arguments: Sequence[str]) -> Command:
         bind=known.bind,
         prefix=known.prefix,
         log_dir=known.log_dir,
+        on=known.on,
+        nodes=known.nodes,
+        image=known.image,
+        dry_run=known.dry_run,
     )
+
+
+def _check_cluster_flags(known: argparse.Namespace) -> None:
+    given = {"--nodes": known.nodes, "--image": known.image, "--dry-run": known.dry_run or None}
+    alone = [flag for flag, value in given.items() if value is not None]
+    if known.on is None and alone:
+        raise LaunchError(
+            f"{alone[0]} is for a job on a cluster", hint=f"add --on {', --on '.join(PLACES)}"
+        )
+    if known.on is not None and known.simulate is not None:
+        raise LaunchError("--simulate plays all ranks here", hint="leave it or --on out")
+    if known.on not in (None, "k8s") and known.image is not None:
+        raise LaunchError(f"--on {known.on} runs in no image", hint="leave --image out")
 
 
 def flags() -> list[str]:
@@ -172,6 +197,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=_seed, default=0, metavar="S", help="seed of all ranks (default: 0)")
     add("--prefix", action="store_true", help="begin each line of a rank with rank and host")
     add("--log-dir", metavar="DIR", help="write what rank N prints to DIR/rank-N.log too")
+    add("--on", choices=PLACES, help="hand the job to this cluster; -n counts all ranks")
+    add("--nodes", type=_count, metavar="N", help="hosts of the job on a cluster (default: 2)")
+    add("--image", metavar="NAME", help="the image of the pods, with --on k8s")
+    add("--dry-run", action="store_true", help="with --on: show the command and do nothing")
     add("script", nargs="?", help="the Python script that every rank runs")
     add("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser

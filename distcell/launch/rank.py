@@ -107,6 +107,11 @@ def _check_ranks(command: Command, found: RankEnvironment) -> None:
             f"--simulate plays all ranks in one process, {found.launcher} started {found.size}",
             hint=f"leave {found.launcher} or --simulate out",
         )
+    if command.on is not None:
+        raise LaunchError(
+            f"--on {command.on} starts a job, and {found.launcher} has started this one",
+            hint="run it by itself, where jobs are submitted",
+        )
     if command.ranks not in (None, found.size):
         raise LaunchError(
             f"-n {command.ranks} asks for other ranks than the {found.size} of {found.launcher}",

@@ -23,8 +23,12 @@ def test_the_flags_are_these_and_no_others():
     assert flags() == [
         "--backend",
         "--bind",
+        "--dry-run",
         "--help",
+        "--image",
         "--log-dir",
+        "--nodes",
+        "--on",
         "--prefix",
         "--seed",
         "--simulate",
