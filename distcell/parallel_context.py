@@ -47,8 +47,9 @@ class AutoParallelContext:
             decide. `auto_parallel`: the same, by the `search_mode`. `data_parallel`: the `data`
             strategy, whatever the launcher says. `stand_alone`: every rank runs the whole model,
             uncaptured.
-        gradients_mean: True: gradients are those of one device. False multiplies them by the number
-            of replicas, as MindSpore's sum does.
+        gradients_mean: True: gradients are those of one device. False multiplies those of
+            parameters by the parts that the strategy's `inputs:` split the batch into, as
+            MindSpore's sum does; a strategy that splits none is refused then.
         strategy: name or path of the strategy file; the launcher's `--strategy` when left out.
         full_batch: True: every rank passes the same global batch. False: each passes its part.
             MindSpore's `dataset_strategy` sets it too: `full_batch` or `data_parallel`.

@@ -48,12 +48,19 @@ class LoadedCall:
         loadable: The program and what goes with it.
         backend: Where it runs.
         general: The same call for all gradients, when this one is for some only.
+        gradient_factor: What the gradients of parameters are multiplied by.
     """
 
     def __init__(
-        self, loadable: Loadable, backend: Backend, general: LoadedCall | None = None
+        self,
+        loadable: Loadable,
+        backend: Backend,
+        general: LoadedCall | None = None,
+        *,
+        gradient_factor: int = 1,
     ) -> None:
         self.loadable, self.backend, self.general = loadable, backend, general
+        self.gradient_factor = gradient_factor
         self.special: LoadedCall | None = None
         # which gradients came in last, and which a special call was made for
         self.present: tuple[bool, ...] | None = None
@@ -143,10 +150,15 @@ class LoadedCall:
             else:
                 boxed.append(self._piece(program, item, context))
         made = self._backward(boxed)
-        return {
+        found = {
             place: self.backend.leave(program, program.graph.outputs[index].value, made[index])
             for place, index in self._grads.items()
         }
+        if self.gradient_factor != 1:
+            for place, gradient in found.items():
+                if place[0] == "grad":
+                    found[place] = gradient * self.gradient_factor
+        return found
 
     def versions(self, context: Context) -> dict[Place, int]:
         """How often each tensor that backward will read has been written into."""

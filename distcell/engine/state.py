@@ -23,6 +23,7 @@ from distcell.engine.call import Context, LoadedCall
 from distcell.engine.garbage import collector_paused
 from distcell.engine.observe import PlanEvent, observer
 from distcell.engine.planning import Planned, plan_graph, with_rules
+from distcell.engine.replicas import replicas_of
 from distcell.engine.state_dict import install_state_dict_hooks
 from distcell.engine.transfer import Loadable, plan_on_one_rank
 from distcell.engine.watch import Watch
@@ -95,6 +96,9 @@ class ParallelState:
         self.strategy = strategy_for(cell, options)
         install_state_dict_hooks(cell)
         self.mesh = Mesh(self.strategy.mesh_for(options.ranks))
+        # what the parameters' gradients are multiplied by
+        mean = auto_parallel_context().gradients_mean
+        self.gradient_factor = 1 if mean else replicas_of(self.strategy, self.mesh)
         self.layouts: dict[str, Layout] = {}
         self.backend: Backend | None = None
         # the last plan that this process made; None on ranks that received the program
@@ -147,7 +151,8 @@ class ParallelState:
         self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Leaves
     ) -> LoadedCall:
         loadable = self.prepare(cell, args, kwargs, leaves)
-        return LoadedCall(loadable, self.backend_for(loadable.program.mesh, cell))
+        backend = self.backend_for(loadable.program.mesh, cell)
+        return LoadedCall(loadable, backend, gradient_factor=self.gradient_factor)
 
     def _special(
         self,
@@ -163,7 +168,9 @@ class ParallelState:
         if loaded.special is None or loaded.special.wanted != present:
             loadable = self.prepare(cell, *given, leaves, present=present)
             backend = self.backend_for(loadable.program.mesh, cell)
-            loaded.special = LoadedCall(loadable, backend, loaded)
+            loaded.special = LoadedCall(
+                loadable, backend, loaded, gradient_factor=self.gradient_factor
+            )
             loaded.special.wanted = present
         return loaded.special
 
@@ -367,11 +374,6 @@ def strategy_for(cell: Cell, options: LaunchOptions) -> Strategy:
     if context.parallel_mode == "data_parallel":
         name = "data"
     strategy = with_rules(load_strategy(name), declared_rules(cell))
-    if not context.gradients_mean:
-        raise StrategyError(
-            "`gradients_mean=False` is not built: gradients are those of one device",
-            hint="leave it out, and multiply the learning rate",
-        )
     if not context.full_batch:
         strategy = replace(strategy, data="local")
     if strategy.random == "torch":

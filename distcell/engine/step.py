@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from distcell.capture import capture_step, flatten, hyperparameters, rebuild
 from distcell.capture.arguments import argument_names
 from distcell.capture.guard import call_key
+from distcell.capture.update import Adjust
 from distcell.cell import Cell, inside_engine
 from distcell.compat import without_overrides
 from distcell.context import auto_parallel_context, launch
@@ -154,6 +155,7 @@ class _StepFunction:
                     {},
                     shapes=shapes,
                     with_grads=observer().wants_gradients,
+                    adjust=_multiply(state.gradient_factor),
                 )
             state.planned = state.plan(self.net, captured)
             metas = {
@@ -181,6 +183,19 @@ class _StepFunction:
         parameters = [inspect.Parameter(name, kind) for name in (first, *names)]
         named.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return named
+
+
+def _multiply(factor: int) -> Adjust | None:
+    """What multiplies gradients before the update; None for a factor of one."""
+    if factor == 1:
+        return None
+
+    def multiply(parameters: list[Tensor]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad * factor
+
+    return multiply
 
 
 def _detached(result: Any) -> Any:
