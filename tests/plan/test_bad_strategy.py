@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import distcell as dc
 from distcell.capture import capture_call
 from distcell.engine.planning import Planned, plan_graph
 from distcell.errors import DistcellError, PlanError, StrategyError
 from distcell.mesh import Mesh
 from distcell.strategy import Strategy, load_strategy
 from tests import models
+from tests.training import launched, simulated
 
 HEAD = 'distcell: 1\nmesh: {dp: -1, tp: 2}\ninputs: {"*": [dp]}\n'
 
@@ -182,3 +185,59 @@ def test_a_library_strategy_that_knows_no_cell_of_a_model_proposes_lines(name: s
         plan(load_strategy(name), net=Strange())
     assert "first" in str(caught.value)
     assert "params" in str(caught.value)
+
+
+# - What `Cell.shard` is told in tuples
+
+
+class Two(dc.nn.Cell):
+    """Two layers, of which the first is told how it is split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = dc.nn.Dense(8, 16), dc.nn.Dense(16, 8)
+
+    def construct(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x)).sum()
+
+
+SHARD_ERRORS = [
+    ({"in_strategy": ((3, 1),)}, "cannot have 3 slices", "free axes  dp=4"),
+    ({"in_strategy": ((8, 1),)}, "cannot have 8 slices", "mesh  dp=4"),
+    ({"in_strategy": ((2, 4),)}, "cannot have 4 slices", "free axes  dp.1=2"),
+    ({"in_strategy": ((0, 1),)}, "cannot have 0 slices", "in_strategy[0] = (0, 1)"),
+    ({"in_strategy": ((2, 1), (1, 1))}, "its strategy names 2", "one entry for each tensor"),
+    ({"in_strategy": ((2, 1, 1),)}, "has 2 dims, its strategy names 3", "give 2 or fewer"),
+    ({"in_strategy": (("dq", None),)}, "no axis `dq`", "did you mean `dp`?"),
+    ({"in_strategy": (("dp", "dp"),)}, "`dp` is used twice", "at most one dim"),
+    (
+        {"in_strategy": ((1, 1),), "out_strategy": ((2, 2, 2),)},
+        "has 2 dims, its strategy names 3",
+        "give 2 or fewer",
+    ),
+    (
+        {"in_strategy": ((1, 1),), "parameter_plan": {"weigth": (2, 1)}},
+        "`weigth`, which is no parameter",
+        "did you mean `weight`?",
+    ),
+    (
+        {"in_strategy": ((1, 1),), "parameter_plan": {"weight": (2, 4)}},
+        "dim 1 of param `up.weight` cannot have 4 slices",
+        "free axes  dp.1=2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("told", "what", "more"), SHARD_ERRORS)
+def test_a_tuple_that_does_not_fit_is_named_with_its_line(
+    told: dict[str, Any], what: str, more: str
+) -> None:
+    net = Two().set_auto_parallel()
+    with launched(simulated(4, "data")), pytest.raises(DistcellError) as caught:
+        net.up.shard(**told)
+        net(torch.ones(4, 8))
+    assert what in caught.value.message
+    assert more in str(caught.value)
+    assert any(f"{Path(__file__).name}:" in line for line in caught.value.where)
+    assert caught.value.hint
+    assert not dc.layout(net.down.weight).axes  # nothing was begun
