@@ -685,6 +685,29 @@ def without_overrides() -> Any:
     return torch._C.DisableTorchFunctionSubclass()
 
 
+def watch_collectives(look: Callable[[Any], None]) -> None:
+    """Lets a function look at each tensor that is given to a collective of torch.distributed.
+
+    Needs `distributed_c10d._check_single_tensor` and `_check_tensor_list`, which all of them call.
+
+    Args:
+        look: Given a tensor; raises where it must not go through.
+    """
+    single, several = distributed_c10d._check_single_tensor, distributed_c10d._check_tensor_list
+
+    def check_single(param: Any, param_name: str) -> None:
+        look(param)
+        single(param, param_name)
+
+    def check_several(param: Any, param_name: str) -> None:
+        for item in param if isinstance(param, (list, tuple)) else ():
+            look(item)
+        several(param, param_name)
+
+    distributed_c10d._check_single_tensor = check_single
+    distributed_c10d._check_tensor_list = check_several
+
+
 def inside_ddp() -> bool:
     """Returns whether the forward of a DistributedDataParallel goes on.
 

@@ -16,7 +16,12 @@ from typing import Any
 
 import torch
 
-from distcell.compat import allow_foreach, plain_in_optimizers, without_overrides
+from distcell.compat import (
+    allow_foreach,
+    plain_in_optimizers,
+    watch_collectives,
+    without_overrides,
+)
 from distcell.errors import LayoutError
 from distcell.parameter import Parameter, layout, set_layout
 
@@ -69,6 +74,9 @@ def guard_piece(parameter: torch.Tensor) -> None:
     """
     if type(parameter) is Parameter:
         parameter.__class__ = CutParameter
+        hooks = parameter._backward_hooks or {}
+        for number, hook in hooks.items():  # from before it was cut
+            hooks[number] = _hook(hook, parameter)
 
 
 def is_guarded(tensor: object) -> bool:
@@ -137,8 +145,6 @@ _LIKE_A_PIECE = frozenset({"view_as", "reshape_as", "expand_as"})
 _OF_TENSORS = frozenset({"grad", "data", "real", "imag", "T", "mT", "H", "mH"})
 """Attributes that are tensors."""
 
-_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
-
 
 def _guarded(func: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
     """What a function of torch gives that has a piece among its arguments."""
@@ -155,7 +161,7 @@ def _guarded(func: Any, args: _Arguments, kwargs: Mapping[str, Any]) -> Any:
         raise _needs_whole(name, found)
     if name == "__set__":
         _check_assigned(func, args)
-    if name in _HOOKS:
+    if name == "register_hook":
         args = (args[0], _hook(args[1], args[0]), *args[2:])
     try:
         with without_overrides():
@@ -249,6 +255,7 @@ _SAVE = "save `net.state_dict()`, which has whole values"
 _INSTEAD = {
     **dict.fromkeys(["norm", "linalg_vector_norm", "_foreach_norm"], _NORM),
     **dict.fromkeys("normal_ uniform_ trunc_normal_ bernoulli_ eye".split(), _FILL),
+    "torch.distributed": "leave the exchange out: gradients are reduced, weights are alike",
     **dict.fromkeys("pickle numpy __array__ tolist cat".split(), _SAVE),
 }
 """What to do instead of the functions that are met most."""
@@ -308,6 +315,13 @@ def _misfit(what: str, piece: torch.Tensor, value: torch.Tensor) -> LayoutError:
     )
 
 
+def _look(item: Any) -> None:
+    """Refuses a piece in a collective of the user's own: other ranks hold other parts."""
+    if is_guarded(item):
+        raise _needs_whole("torch.distributed", item)
+
+
+watch_collectives(_look)
 allow_foreach(Parameter)
 allow_foreach(CutParameter)
 allow_foreach(CutTensor)

@@ -42,8 +42,8 @@ class Copy(Tensor):
             raise LayoutError(
                 f"`{func.__name__}` writes into a copy: the network would stay as it is",
                 where=["`state_dict()` of a network that is split holds whole values, not its own"],
-                hint="give `load_state_dict` the new values, or write into the parameters "
-                "under `torch.no_grad()`",
+                hint="write into the parameters under `torch.no_grad()`; or into a "
+                "`copy.deepcopy` of the state dict, which `load_state_dict` takes",
             )
         with without_overrides():
             return func(*args, **(kwargs or {}))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import distributed as dist
 
 import distcell as dc
 from distcell.context import LaunchOptions, set_launch
@@ -65,6 +67,39 @@ USES = {
 def _backward_with_hook(net, hook) -> None:
     net.up.weight.register_hook(hook)
     net(torch.ones(4, 8)).mean().backward()
+
+
+def test_a_hook_from_before_the_first_call_gets_a_piece_that_says_so(net) -> None:
+    net.up.weight.register_hook(lambda grad: grad / grad.norm())
+    with pytest.raises(LayoutError, match=r"`norm` of `up\.weight`, of which"):
+        net(torch.ones(4, 8)).mean().backward()
+
+
+EXCHANGES = {
+    "all_reduce": lambda p: dist.all_reduce(p.grad),
+    "broadcast": lambda p: dist.broadcast(p.data, 0),
+    "all_gather": lambda p: dist.all_gather([torch.empty(p.shape)], p.grad),
+    "of a list": lambda p: dist.all_gather([p.grad], torch.empty(p.shape)),
+}
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """The process group of a script that exchanges gradients by itself."""
+    import distcell.runtime.mpi  # noqa: F401 (registers the backend)
+
+    dist.init_process_group("mpi4py")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_an_exchange_of_pieces_by_the_users_own_collective_is_refused(net, exchange) -> None:
+    net(torch.ones(4, 8)).mean().backward()
+    with pytest.raises(LayoutError, match=r"`torch\.distributed` of `up\.weight`") as caught:
+        exchange(net.up.weight)
+    assert "leave the exchange out" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
