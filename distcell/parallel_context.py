@@ -55,10 +55,12 @@ class AutoParallelContext:
             MindSpore's `dataset_strategy` sets it too: `full_batch` or `data_parallel`.
         search_mode: of `auto_parallel`: `sharding_propagation` derives from what is annotated.
         pipeline_stages: among how many stages the ranks are divided: what
-            `Cell.infer_param_pipeline_stage` goes by.
-        comm_fusion: how gradients and parameters are exchanged together, as in MindSpore: for
-            `allreduce`, `allgather` and `reducescatter` a `mode` (`auto`, `size`, `index`) and a
-            `config` (None, MiB, or numbers of gradients); `openstate` False turns all off.
+            `Cell.infer_param_pipeline_stage` goes by. A call of a parallel network is refused with
+            more than 1.
+        comm_fusion: how gradients are exchanged together, as in MindSpore: for `allreduce` a `mode`
+            (`auto`, or `size`) and a `config` (None, or the most MiB of one message; 0: each by
+            itself); `openstate` False exchanges each by itself. By `index` nothing is fused here,
+            and no gathers are: such settings are refused.
     """
 
     parallel_mode: str = "semi_auto_parallel"
@@ -68,6 +70,14 @@ class AutoParallelContext:
     search_mode: str = "sharding_propagation"
     pipeline_stages: int = 1
     comm_fusion: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def fused_bytes(self) -> int | None:
+        """What one message of gradients holds at most; 0: one gradient; None: the default."""
+        if not self.comm_fusion.get("openstate", True):
+            return 0
+        size: int | None = self.comm_fusion.get("allreduce", {}).get("config")
+        return None if size is None else size << 20
 
 
 _ALIASES = {"auto_parallel_search_mode": "search_mode"}
@@ -91,7 +101,7 @@ _MINDSPORE_KEYS = {
     "parallel_optimizer_config": _OPTIMIZER,
     "optimizer_weight_shard_size": _OPTIMIZER,
     "optimizer_weight_shard_aggregated_save": "leave it out: `state_dict()` is of global values",
-    "all_reduce_fusion_config": "use `comm_fusion=` with mode `index`",
+    "all_reduce_fusion_config": "use `comm_fusion=` with mode `size`",
     "communi_parallel_mode": "leave it out: it hints at streams that only Ascend has",
     "enable_alltoall": "leave it out: a change of layout takes the cheapest collective",
     "pipeline_config": "leave it out: the schedule of a pipeline is no setting of the process",
@@ -236,6 +246,20 @@ def _check_fusion(key: str, value: object) -> None:
             raise NotFoundError(f"`{key}` has no key `{name}`", hint=hint)
         else:
             _check_fused(f"{key}['{name}']", setting)
+            _refuse_fused(name, setting["mode"])
+
+
+def _refuse_fused(name: str, mode: str) -> None:
+    if name != "allreduce":
+        raise StrategyError(
+            f"`comm_fusion` of `{name}` has no meaning here: parameters are not gathered ahead",
+            hint="leave it out; `allreduce` says how gradients are exchanged",
+        )
+    if mode == "index":
+        raise StrategyError(
+            "`comm_fusion` by `index` has no meaning here: gradients have no fixed numbers",
+            hint="use mode `size` with the most MiB of one message",
+        )
 
 
 def _check_fused(what: str, setting: object) -> None:
@@ -248,6 +272,8 @@ def _check_fused(what: str, setting: object) -> None:
     if mode not in FUSION_MODES:
         hint = did_you_mean(str(mode), FUSION_MODES)
         raise NotFoundError(f"`{what}` has no mode `{mode}`", hint=hint)
+    if mode == "auto" and config is not None:
+        raise UserTypeError(f"the config of `{what}` is {config!r}; with mode `auto` it is None")
     if mode == "size":
         if isinstance(config, bool) or not isinstance(config, int):
             raise UserTypeError(f"the size of `{what}` is {config!r}, not a number of MiB")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from distcell.context import auto_parallel_context
 from distcell.graph import Graph
 from distcell.layout import Layout
 from distcell.mesh import Mesh
@@ -60,7 +61,15 @@ def plan_graph(
     notes = annotations_of(graph, module, strategy, tied=tied, fixed=fixed or {})
     plan = make_plan(graph, mesh, notes)
     parted = partition(plan)
-    return Planned(plan, fuse_gradients(parted.program), parted.reshards)
+    return Planned(plan, _fused(parted.program), parted.reshards)
+
+
+def _fused(program: Program) -> Program:
+    """The program with its gradients exchanged together, as the context has it."""
+    size = auto_parallel_context().fused_bytes
+    if size == 0:
+        return program
+    return fuse_gradients(program) if size is None else fuse_gradients(program, size)
 
 
 def annotations_of(

@@ -370,6 +370,11 @@ def global_stand_in(path: str, part: Tensor, strategy: Strategy, mesh: Mesh) -> 
 def strategy_for(cell: Cell, options: LaunchOptions) -> Strategy:
     """The strategy of the job: the context's, else the launcher's, else `data`."""
     context = auto_parallel_context()
+    if context.pipeline_stages > 1:
+        raise StrategyError(
+            f"`pipeline_stages={context.pipeline_stages}`: a pipeline is not built",
+            hint="leave it out: all ranks run the whole network, split by the strategy",
+        )
     name = context.strategy or options.strategy or "data"
     if context.parallel_mode == "data_parallel":
         name = "data"

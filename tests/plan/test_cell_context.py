@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from distcell import context
+import distcell as dc
+from distcell import context, nn
 from distcell.context import (
     AutoParallelContext,
     LaunchOptions,
@@ -105,6 +107,21 @@ def test_settings_are_changed_one_by_one_and_reset_together() -> None:
             UserTypeError,
             "not ascending numbers",
         ),
+        (
+            {"comm_fusion": {"allreduce": {"mode": "index", "config": [2, 3]}}},
+            StrategyError,
+            "by `index` has no meaning here",
+        ),
+        (
+            {"comm_fusion": {"allreduce": {"mode": "auto", "config": 3}}},
+            UserTypeError,
+            "with mode `auto` it is None",
+        ),
+        (
+            {"comm_fusion": {"reducescatter": {"mode": "size", "config": 3}}},
+            StrategyError,
+            "`reducescatter` has no meaning here",
+        ),
     ],
 )
 def test_a_wrong_setting_changes_nothing(
@@ -161,3 +178,31 @@ def test_the_other_contexts_know_their_keys() -> None:
         context.set_ps_context(enable_ps=1)
     with pytest.raises(ValueError, match="no key `enable`"):
         context.set_ps_context(enable=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "messages"),
+    [
+        ({}, 1),
+        ({"allreduce": {"mode": "auto", "config": None}}, 1),
+        ({"allreduce": {"mode": "size", "config": 1}}, 2),
+        ({"allreduce": {"mode": "size", "config": 0}}, 4),
+        ({"openstate": False}, 4),
+    ],
+)
+def test_gradients_are_exchanged_as_the_context_says(
+    setting: dict[str, Any], messages: int
+) -> None:
+    set_auto_parallel_context(comm_fusion=setting)
+    net = nn.SequentialCell(nn.Dense(512, 512), nn.Dense(512, 8))  # 1 MiB, and little more
+    planned = dc.plan(net, torch.zeros(4, 512), "data", ranks=2)
+    targets = [op.target for op in planned.program.graph.ops]
+    assert len([name for name in targets if name.startswith("distcell.all_reduce")]) == messages
+
+
+def test_a_network_is_not_run_as_if_there_were_a_pipeline() -> None:
+    set_launch(LaunchOptions(mode="simulate", ranks=2))
+    set_auto_parallel_context(pipeline_stages=2)
+    with pytest.raises(StrategyError, match="a pipeline is not built"):
+        nn.Dense(2, 2).set_auto_parallel()(torch.zeros(2, 2))
