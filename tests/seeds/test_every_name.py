@@ -1,10 +1,12 @@
-"""Every public name of the seed documents, and every error that they document, has a test."""
+"""Every public name of the seed documents, and every error and example in them, has a test."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 
+import pytest
 import torch
 
 from distcell import nn
@@ -40,10 +42,65 @@ ERRORS = [
     "Cell.to_float ValueError",
 ]
 EXAMPLES = """
-Cell cells_and_names get_parameters parameters_and_names register_backward_hook
-register_forward_hook register_forward_pre_hook set_data_parallel set_inputs shard to_float
-untrainable_params
+Cell buffers cells_and_names get_parameters load_state_dict parameters_and_names
+register_backward_hook register_forward_hook register_forward_pre_hook set_data_parallel set_inputs
+shard to_float untrainable_params
 """.split()
+# As the pages write them, without `self`.
+MINDSPORE_SIGNATURES = """
+add_flags(**flags)
+add_flags_recursive(**flags)
+auto_cast_inputs(inputs)
+cast_inputs(inputs, dst_type)
+cast_param(param)
+cells_and_names(cells=None, name_prefix='')
+compile(*inputs)
+compile_and_run(*inputs)
+construct(*inputs, **kwargs)
+get_parameters(expand=True)
+init_parameters_data(auto_parallel_mode=False)
+insert_child_to_cell(child_name, child_cell)
+insert_param_to_cell(param_name, param, check_name_contain_dot=True)
+load_parameter_slice(params)
+parameters_and_names(name_prefix='', expand=True)
+parameters_broadcast_dict(recurse=True)
+parameters_dict(recurse=True)
+recompute(**kwargs)
+register_backward_hook(hook_fn)
+register_forward_hook(hook_fn)
+register_forward_pre_hook(hook_fn)
+run_construct(cast_inputs, kwargs)
+set_boost(boost_type)
+set_broadcast_flag(mode=True)
+set_comm_fusion(fusion_type, recurse=True)
+set_grad(requires_grad=True)
+set_inputs(*inputs)
+set_parallel_input_with_inputs(*inputs)
+set_param_fl(push_to_server=False, pull_from_server=False, requires_aggr=True)
+set_param_ps(recurse=True, init_in_server=False)
+set_train(mode=True)
+shard(in_strategy, out_strategy, device='Ascend', level=0)
+to_float(dst_type)
+trainable_params(recurse=True)
+untrainable_params(recurse=True)
+update_cell_type(cell_type)
+update_parameters_name(prefix='', recurse=True)
+""".strip().splitlines()
+MEGENGINE_SIGNATURES = """
+apply(fn)
+buffers(recursive=True)
+load_state_dict(state_dict, strict=True)
+named_buffers(prefix=None, recursive=True)
+named_modules(prefix=None)
+named_parameters(prefix=None, recursive=True)
+named_tensors(prefix=None, recursive=True)
+parameters(recursive=True)
+register_forward_hook(hook)
+register_forward_pre_hook(hook)
+replace_param(params, start_pos, seen=None)
+tensors(recursive=True)
+train(mode=True, recursive=True)
+""".strip().splitlines()
 
 
 def _marks() -> set[str]:
@@ -74,3 +131,40 @@ def test_every_method_of_the_seeds_is_an_attribute_of_cell() -> None:
     arguments = {"auto_prefix", "flags"}
     assert [n for n in {*CELL, *MODULE} - arguments if not hasattr(nn.Cell, n)] == []
     assert issubclass(nn.Cell, torch.nn.Module)
+
+
+def _parameters(signature: str) -> tuple[str, list[inspect.Parameter]]:
+    """The name and the arguments of a signature that is written out."""
+    name, _, rest = signature.partition("(")
+    function = eval(f"lambda {rest.removesuffix(')')}: None")  # of this file's own lines
+    return name, list(inspect.signature(function).parameters.values())
+
+
+@pytest.mark.parametrize("signature", MINDSPORE_SIGNATURES)
+def test_methods_take_mindspores_arguments_in_its_order_with_its_defaults(signature: str) -> None:
+    name, wanted = _parameters(signature)
+    ours = inspect.signature(getattr(nn.Cell, name)).parameters
+    places = [list(ours).index(each.name) for each in wanted if each.name in ours]
+    assert places == sorted(places)
+    for each in wanted:
+        kinds = (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        if each.kind in kinds:
+            assert any(own.kind is each.kind for own in ours.values())
+        else:
+            assert each.name in ours
+            if each.default is not each.empty:
+                assert ours[each.name].default == each.default
+
+
+@pytest.mark.parametrize("signature", MEGENGINE_SIGNATURES)
+def test_methods_take_megengines_arguments_by_name(signature: str) -> None:
+    name, wanted = _parameters(signature)
+    assert {each.name for each in wanted} <= set(
+        inspect.signature(getattr(nn.Cell, name)).parameters
+    )
+
+
+def test_the_page_on_cell_lists_the_examples_that_are_corrected() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/cell.md").read_text(encoding="utf-8")
+    part = page.partition("## Corrections to the originals' examples")[2].partition("\n## ")[0]
+    assert "nn.Dense2" in part and "super().__init__()" in part and 'device_target="Ascend"' in part

@@ -112,7 +112,7 @@ def test_hooks_take_megengines_argument_and_return_a_handle() -> None:
     assert torch.equal(net(x), plain)
 
 
-@about("Module.load_state_dict")
+@about("example.load_state_dict", "Module.load_state_dict")
 def test_a_state_may_be_a_function_that_skips_reshapes_and_initialises() -> None:
     net = Net()
     state = {

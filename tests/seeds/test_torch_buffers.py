@@ -66,7 +66,7 @@ def test_trainable_and_untrainable_are_all_parameters() -> None:
         net.trainable_params(1)  # type: ignore[arg-type]
 
 
-@about("torch.buffers", "torch.named_buffers")
+@about("example.buffers", "torch.buffers", "torch.named_buffers")
 def test_torchs_buffers_keep_torchs_names() -> None:
     net = MyNet()
     assert type(net.buffers()) is GeneratorType
