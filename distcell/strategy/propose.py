@@ -11,9 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from distcell.graph import Graph, Op
 from distcell.strategy.glob import matches
+
+if TYPE_CHECKING:  # at run time it would load torch, which a strategy file needs none of
+    from distcell.graph import Graph, Op
 
 _VIEWS = frozenset(
     """

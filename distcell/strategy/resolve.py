@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from distcell.errors import StrategyError, close_matches, combine
-from distcell.graph import Graph
 from distcell.strategy.glob import matches
-from distcell.strategy.propose import Line, fold, propose
+from distcell.strategy.propose import fold, propose
 from distcell.strategy.spec import TensorSpec
 from distcell.strategy.strategy import CellRule, Strategy
+
+if TYPE_CHECKING:  # at run time it would load torch, which a strategy file needs none of
+    from distcell.graph import Graph
 
 _MAX_SHOWN = 6
 
@@ -240,10 +243,6 @@ def _nothing_matched(strategy: Strategy, model: _Model) -> StrategyError:
             [f"copy {name} and add, for instance:", "cells:", *(f"  {x}" for x in lines)]
         ),
     )
-
-
-def _indented(lines: Iterable[Line]) -> list[str]:
-    return [f"  {line}" for line in lines]
 
 
 def _free_axis(strategy: Strategy) -> str:
