@@ -365,12 +365,15 @@ def verify(graph: Graph) -> None:
         raise ValueError(f"outputs that nothing makes: {unknown}")
 
 
-def without_dead_ops(graph: Graph, keep: Callable[[Op], bool] = lambda op: False) -> Graph:
-    """The graph without ops whose results nothing uses; ops that `keep` names stay."""
+def without_dead_ops(graph: Graph) -> Graph:
+    """The graph without ops whose results nothing uses.
+
+    A collective goes like any other op: all ranks run one text, and so leave it out together.
+    """
     needed = {o.value for o in graph.outputs}
     ops = []
     for op in reversed(graph.ops):
-        if keep(op) or any(name in needed for name in op.outputs):
+        if any(name in needed for name in op.outputs):
             needed.update(op.inputs)
             ops.append(op)
     names = {i.value for i in graph.inputs} | {name for op in ops for name in op.outputs}

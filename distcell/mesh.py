@@ -155,13 +155,6 @@ class Mesh:
             index, coords[name] = divmod(index, self.axis_size(name))
         return {name: coords[name] for name in names}
 
-    def member_index(self, coords: Mapping[str, int], names: Sequence[str]) -> int:
-        """The place of the rank at `coords` in its group along `names`."""
-        index = 0
-        for name in names:
-            index = index * self.axis_size(name) + coords[name]
-        return index
-
     def refine(self, name: str, factors: Sequence[int]) -> Mesh:
         """This mesh with one axis cut into sub-axes `name.0`, `name.1`, ... (major to minor).
 

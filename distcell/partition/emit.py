@@ -48,7 +48,7 @@ class Emitter:
             self.layouts[value.name] = layout
 
     def fresh(self, name: str) -> str:
-        """A name that no value has yet: `name.1`, `name.2`, ..."""
+        """A name that no value has yet: `name~1`, `name~2`, ..."""
         base = name.split("~", maxsplit=1)[0]
         self._numbers[base] = self._numbers.get(base, 0) + 1
         return f"{base}~{self._numbers[base]}"

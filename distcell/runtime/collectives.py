@@ -16,8 +16,6 @@ from distcell.mesh import Mesh
 Axes = tuple[str, ...]
 ReduceKind = Literal["sum", "max", "min"]
 
-REDUCE_KINDS: tuple[ReduceKind, ...] = ("sum", "max", "min")
-
 _RING_LENGTH = 256
 
 

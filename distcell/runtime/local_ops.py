@@ -21,9 +21,6 @@ from distcell.mesh import Mesh
 from distcell.passes.aliases import RESHAPES
 from distcell.rules import table
 
-_TORCH_CONSTANTS = ("memory_format", "layout")
-"""Keywords whose text is the name of a constant of torch."""
-
 
 def narrow(x: Tensor, dim: int, offset: int, extent: int) -> Tensor:
     """A contiguous slice of a tensor.
@@ -113,7 +110,7 @@ def place(
     if local is not None and local.place is not None:
         args = local.place(args, coords)
     here = _Here(mesh, coords, device)
-    return tuple(map(here.value, args)), {key: here.keyword(key, arg) for key, arg in op.kwargs}
+    return tuple(map(here.value, args)), {key: here.value(arg) for key, arg in op.kwargs}
 
 
 @dataclass(frozen=True)
@@ -130,11 +127,6 @@ class _Here:
         if isinstance(arg, DtypeArg):
             return DTYPES[arg.name]
         return self.device if isinstance(arg, DeviceArg) else arg
-
-    def keyword(self, key: str, arg: Arg) -> Arg:
-        if key in _TORCH_CONSTANTS and isinstance(arg, str):
-            return getattr(torch, arg)
-        return self.value(arg)
 
 
 def _has_rank_arg(arg: Arg) -> bool:

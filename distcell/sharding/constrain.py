@@ -105,7 +105,7 @@ class _Rewriter:
 
     def _insert(self, name: str, index: int, spec: TensorSpec, cell: str) -> str:
         value = self.values[name]
-        new = f"{name}.in_{cell or 'net'}" if name in self.values else name
+        new = f"{name}.in_{cell or 'net'}"
         while new in self.values:
             new += "_"
         self.values[new] = Value(new, value.shape, value.dtype)

@@ -112,11 +112,6 @@ class SimulatedRanks:
         self._count_traffic()
         return outputs
 
-    def clear_logs(self) -> None:
-        """Forgets what was exchanged so far."""
-        for log in self.logs:
-            log.clear()
-
     def _check_count(self, inputs: Sequence[PerRank]) -> None:
         names = [i.value for i in self.program.graph.inputs]
         if len(inputs) != len(names):

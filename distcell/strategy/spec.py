@@ -54,11 +54,6 @@ class DimSpec:
         names = [*self.axes[:-1], self.axes[-1] + ("?" if self.open else "")]
         return names[0] if len(names) == 1 else f"[{', '.join(names)}]"
 
-    @property
-    def is_split(self) -> bool:
-        """Whether something splits the dim."""
-        return bool(self.axes) or self.slices is not None
-
 
 UNSPLIT = DimSpec()
 """A dim that is not split, and closed."""

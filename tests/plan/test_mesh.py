@@ -38,7 +38,8 @@ def test_groups_partition_the_ranks_and_members_know_their_place(
         assert len(group) == mesh.extent(names)
         for place, rank in enumerate(group):
             assert mesh.group_of(rank, names) == group
-            assert mesh.member_index(mesh.coords(rank), names) == place
+            here = {name: mesh.coords(rank)[name] for name in names}
+            assert mesh.unravel(place, names) == here
 
 
 @given(meshes)

@@ -11,12 +11,11 @@ from distcell.rules.families.common import assemble, define, names
 from distcell.rules.notation import Builder, Call, LocalArg, OpRule, Rule, rule
 
 
-def made(place: int, *, kind: str = "pass", operand: str = "whole") -> Rule:
+def made(place: int, *, operand: str = "whole") -> Rule:
     """The rule of a factory: any dim of the result may be split, and argument `place` is its shape.
 
     Args:
         place: The position of the shape among the arguments.
-        kind: What happens when a dim of the result is split.
         operand: What happens when a dim of an operand is split.
     """
 
@@ -24,7 +23,6 @@ def made(place: int, *, kind: str = "pass", operand: str = "whole") -> Rule:
         operands = [names(len(v.shape), f"x{i}_") for i, v in enumerate(call.operands)]
         result = names(len(call.results[0].shape))
         kinds = {name: operand for dims in operands for name in dims}
-        kinds |= dict.fromkeys(result, kind)
         local = [LocalArg(place, "shape", 0)]
         return assemble(call, (*operands, result), kinds, local=local, priority=0)
 

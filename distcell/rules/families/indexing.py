@@ -168,7 +168,7 @@ def _places(call: Call) -> list[int]:
     return [dim for dim, index in enumerate(call.arg(1)) if index is not None]
 
 
-def _indexed(call: Call, shape: Sequence[int], result: Sequence[int] | None = None) -> Any:
+def _indexed(call: Call, shape: Sequence[int]) -> Any:
     """Factors of a tensor indexed by several index tensors: of it, of each, and of the result."""
     places = _places(call)
     indices = [v.shape for v in call.operands[1 : 1 + len(places)]]

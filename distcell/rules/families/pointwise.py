@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from distcell.dtype import DTYPES
 from distcell.rules.families.common import Linear, assemble, broadcast, define, text
-from distcell.rules.notation import Call, LocalArg, OpRule, Rule
+from distcell.rules.notation import Call, OpRule, Rule
 
 
-def pointwise(
-    linear: Linear = (), *, monotone: bool = False, local: Iterable[LocalArg] = ()
-) -> Rule:
+def pointwise(linear: Linear = (), *, monotone: bool = False) -> Rule:
     """The rule of an element-wise op with broadcasting."""
 
     def of(call: Call) -> OpRule:
         shape = call.results[0].shape
         tensors = [broadcast(v.shape, shape) for v in (*call.operands, *call.results)]
-        return assemble(
-            call, tensors, {}, linear=linear, monotone=monotone, local=local, priority=0
-        )
+        return assemble(call, tensors, {}, linear=linear, monotone=monotone, priority=0)
 
     return of
 

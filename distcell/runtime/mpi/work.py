@@ -83,14 +83,6 @@ class Work(PythonWork):  # type: ignore[misc]
         return future
 
 
-class Ended(Work):
-    """Work that has ended before it is returned."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__(result)
-        self._done = True
-
-
 class Together(Work):
     """Several pieces of work as one: it ends with the last of them.
 
