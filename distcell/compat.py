@@ -535,6 +535,21 @@ def checkpoint_replayed(
         replay: Given a function when it is about to run first; makes what runs in backward.
     """
     kept = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
+    replay_checkpoints(replay)
+    try:
+        yield
+    finally:
+        checkpoints._checkpoint_without_reentrant_generator = kept[0]
+        checkpoints.CheckpointFunction = kept[1]  # type: ignore[misc]
+
+
+def replay_checkpoints(replay: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Makes `torch.utils.checkpoint` run another function from now on when it runs one again.
+
+    Args:
+        replay: As for `checkpoint_replayed`.
+    """
+    kept = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
 
     def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return kept[0](replay(function), *args, **kwargs)
@@ -551,11 +566,19 @@ def checkpoint_replayed(
 
     checkpoints._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
     checkpoints.CheckpointFunction = Reentrant  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        checkpoints._checkpoint_without_reentrant_generator = kept[0]
-        checkpoints.CheckpointFunction = kept[1]  # type: ignore[misc]
+
+
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[bool]:
+    """A context in which hooks on saved tensors (a checkpoint's, `save_on_cpu`) see none.
+
+    Gives whether there are any. Needs `torch._C._autograd._top_saved_tensors_default_hooks`.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield False
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda item: item, lambda item: item):
+        yield True
 
 
 def plain_total_norm(*args: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from distcell.capture import Captured, CapturedStep, capture_call, flatten, rebu
 from distcell.capture.arguments import argument_names
 from distcell.capture.guard import call_key
 from distcell.cell import Cell, declared_rules, inside_engine
+from distcell.compat import without_saved_tensor_hooks
 from distcell.context import LaunchOptions, auto_parallel_context
 from distcell.engine.agreement import check_agreement, fingerprint
 from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
@@ -258,7 +260,13 @@ class ParallelState:
         """The call as a graph at global shapes."""
         states = [*cell.named_parameters(), *cell.named_buffers()]
         shapes = {path: tuple(global_shape(tensor)) for path, tensor in states}
-        with inside_engine():
+        with inside_engine(), without_saved_tensor_hooks() as hooked:
+            if hooked:
+                warnings.warn(
+                    "hooks on saved tensors (a checkpoint around the network, `save_on_cpu`) see "
+                    "nothing of a parallel network, which keeps itself what its backward needs",
+                    stacklevel=2,
+                )
             return capture_call(
                 cell,
                 args,

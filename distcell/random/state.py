@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from distcell.compat import replay_checkpoints
 from distcell.errors import CheckpointError
 
 
@@ -116,4 +117,17 @@ def seed(number: int | None) -> None:
     _state.restart(number)
 
 
+def _replay(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as a checkpoint must run it again: with the numbers that it draws first."""
+    began = asdict(_state)
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        with _state.held():
+            _state.__dict__.update(began)
+            return function(*args, **kwargs)
+
+    return again
+
+
+replay_checkpoints(_replay)
 register_optimizer_step_post_hook(lambda *_: _state.optimizer_stepped())

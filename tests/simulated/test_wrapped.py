@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import distcell as dc
+import distcell.random
+from distcell.context import LaunchOptions
 from distcell.errors import CaptureError, UserTypeError
 from tests.training import launched, simulated
 
@@ -80,3 +83,30 @@ def test_a_transform_around_a_parallel_network_is_refused_at_every_call() -> Non
                 transformed(X)
             assert "inside of the network" in (caught.value.hint or "")
         net(X)
+
+
+def gradients(options: LaunchOptions, reentrant: bool | None) -> list[Tensor]:
+    """Gradients of a network with dropout, in a checkpoint or without one."""
+    with launched(options):
+        torch.manual_seed(0)
+        distcell.random.seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5))
+        net = dc.parallelize(net.double())
+        x = torch.arange(16, dtype=torch.float64).reshape(4, 4).requires_grad_()
+        for _ in range(2):  # the second is not captured anew
+            y = net(x) if reentrant is None else checkpoint(net, x, use_reentrant=reentrant)
+            y.square().sum().backward()
+        return [p.grad for p in net.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:hooks on saved tensors")
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("options", [LaunchOptions(), simulated(2, "data")], ids=["one", "two"])
+def test_a_checkpoint_around_a_network_draws_the_same_masks_again(options, reentrant) -> None:
+    wanted = gradients(LaunchOptions(), None)
+    torch.testing.assert_close(gradients(options, reentrant), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_hooks_on_saved_tensors_are_told_that_they_see_nothing() -> None:
+    with torch.autograd.graph.save_on_cpu(), pytest.warns(UserWarning, match="saved tensors"):
+        make()(X).sum().backward()
