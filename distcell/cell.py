@@ -171,6 +171,12 @@ class Cell(
 
         Raises:
             UserTypeError: the class defines neither `construct` nor `forward`.
+
+        >>> class Double(Cell):
+        ...     def construct(self, x):
+        ...         return 2 * x
+        >>> Double().construct(3)
+        6
         """
         for kind in type(self).__mro__:
             forward = vars(kind).get("forward", Cell.forward)
@@ -186,6 +192,12 @@ class Cell(
 
         A class that defines `bprop(self, *inputs, out, dout)` has it as its backward: it returns a
         gradient for each input. Such a cell takes positional arguments alone.
+
+        >>> class Double(Cell):
+        ...     def construct(self, x):
+        ...         return 2 * x
+        >>> Double().forward(3)
+        6
         """
         return self.construct(*inputs, **kwargs)
 
@@ -282,7 +294,14 @@ class Cell(
         return "" if own is Cell.extra_repr else str(own(self))
 
     def extra_repr(self) -> str:
-        """Returns `extend_repr()`: torch's name for it."""
+        """Returns `extend_repr()`: torch's name for it.
+
+        >>> class Scale(Cell):
+        ...     def extend_repr(self):
+        ...         return "by=2"
+        >>> Scale().extra_repr(), Scale()
+        ('by=2', Scale(by=2))
+        """
         return self.extend_repr()
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -107,6 +107,12 @@ class TrainOneStepCell(Cell):
 
         Args:
             mode: False makes the network a plain module again.
+
+        >>> net = WithLossCell(Cell(), torch.nn.MSELoss())
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> step = TrainOneStepCell(net, torch.optim.SGD([weight], 0.1)).set_auto_parallel()
+        >>> net.backbone.is_auto_parallel
+        True
         """
         trained, _ = self._trained()
         if mode or isinstance(trained, Cell):

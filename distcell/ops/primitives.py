@@ -33,29 +33,67 @@ class Primitive:
         return f"{type(self).__name__}({given})"
 
 
-def _simple(name: str, function: Callable[..., Any]) -> type[Primitive]:
+def _simple(
+    name: str, function: Callable[..., Any], what: str, call: str, result: str
+) -> type[Primitive]:
+    """A class for a function without settings; its docstring has a call and what it gives."""
+
     def set_up(self: Primitive) -> None:
         Primitive.__init__(self, function)
 
-    doc = f"`{getattr(function, '__name__', name)}` as an object."
+    doc = f"""{what}
+
+    >>> {name}()({call})
+    {result}
+    """
     return type(name, (Primitive,), {"__init__": set_up, "__doc__": doc, "__module__": __name__})
 
 
-ReLU = _simple("ReLU", functional.relu)
-Sigmoid = _simple("Sigmoid", functional.sigmoid)
-Tanh = _simple("Tanh", functional.tanh)
-Add = _simple("Add", functional.add)
-Sub = _simple("Sub", functional.sub)
-Mul = _simple("Mul", functional.mul)
-Div = _simple("Div", functional.div)
-Exp = _simple("Exp", functional.exp)
-Log = _simple("Log", functional.log)
-Sqrt = _simple("Sqrt", functional.sqrt)
-Square = _simple("Square", functional.square)
-Reshape = _simple("Reshape", functional.reshape)
-Transpose = _simple("Transpose", functional.transpose)
-Cast = _simple("Cast", functional.cast)
-ExpandDims = _simple("ExpandDims", functional.expand_dims)
+_PAIR = "torch.ones(2), torch.ones(2)"
+
+ReLU = _simple(
+    "ReLU", functional.relu, "Zero below zero.", "torch.tensor([-1.0, 2.0])", "tensor([0., 2.])"
+)
+Sigmoid = _simple(
+    "Sigmoid", functional.sigmoid, "1 / (1 + exp(-x)).", "torch.zeros(1)", "tensor([0.5000])"
+)
+Tanh = _simple("Tanh", functional.tanh, "The hyperbolic tangent.", "torch.zeros(1)", "tensor([0.])")
+Add = _simple("Add", functional.add, "The sum of two tensors.", _PAIR, "tensor([2., 2.])")
+Sub = _simple("Sub", functional.sub, "The first less the second.", _PAIR, "tensor([0., 0.])")
+Mul = _simple("Mul", functional.mul, "The product, by element.", _PAIR, "tensor([1., 1.])")
+Div = _simple("Div", functional.div, "The first by the second.", _PAIR, "tensor([1., 1.])")
+Exp = _simple("Exp", functional.exp, "e to the power of x.", "torch.zeros(1)", "tensor([1.])")
+Log = _simple("Log", functional.log, "The natural logarithm.", "torch.ones(1)", "tensor([0.])")
+Sqrt = _simple("Sqrt", functional.sqrt, "The square root.", "torch.tensor([4.0])", "tensor([2.])")
+Square = _simple("Square", functional.square, "x times x.", "torch.tensor([3.0])", "tensor([9.])")
+Reshape = _simple(
+    "Reshape",
+    functional.reshape,
+    "The same elements in another shape, which is given second.",
+    "torch.zeros(4), (2, 2)",
+    "tensor([[0., 0.],\n            [0., 0.]])",
+)
+Transpose = _simple(
+    "Transpose",
+    functional.transpose,
+    "The dims in another order, which is given second.",
+    "torch.tensor([[1, 2]]), (1, 0)",
+    "tensor([[1],\n            [2]])",
+)
+Cast = _simple(
+    "Cast",
+    functional.cast,
+    "The same values in another dtype, which is given second.",
+    "torch.ones(1), torch.int64",
+    "tensor([1])",
+)
+ExpandDims = _simple(
+    "ExpandDims",
+    functional.expand_dims,
+    "A further dim of size 1 before the one that is given second.",
+    "torch.ones(2), 0",
+    "tensor([[1., 1.]])",
+)
 
 
 class GeLU(Primitive):
