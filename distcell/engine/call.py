@@ -91,7 +91,8 @@ class LoadedCall:
     def __call__(self, context: Context) -> Any:
         """What the network returns; buffers are updated."""
         places = (self.general or self).with_gradients
-        wanted = [place for place in places if _of_gradient(context, place).requires_grad]
+        with without_overrides():
+            wanted = [place for place in places if _of_gradient(context, place).requires_grad]
         if not wanted or not torch.is_grad_enabled():
             outputs, _ = self.run_forward(context)
             return rebuild(self.loadable.output_spec, outputs)

@@ -17,7 +17,7 @@ from distcell.capture import Captured, CapturedStep, capture_call, flatten, rebu
 from distcell.capture.arguments import argument_names
 from distcell.capture.guard import call_key
 from distcell.cell import Cell, declared_rules, inside_engine
-from distcell.compat import without_saved_tensor_hooks
+from distcell.compat import without_overrides, without_saved_tensor_hooks
 from distcell.context import LaunchOptions, auto_parallel_context
 from distcell.engine.agreement import check_agreement, fingerprint
 from distcell.engine.backend import Backend, RankBackend, SimulatedBackend, cut
@@ -113,7 +113,8 @@ class ParallelState:
     def call(self, cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the network returns under the plan."""
         leaves = leaves_of(cell, args, kwargs)
-        key = call_key(cell, args, kwargs)
+        with without_overrides():  # the key asks each parameter, piece or not, for a few attributes
+            key = call_key(cell, args, kwargs)
         loaded = self.calls.get(key)
         if loaded is None:
             loaded = self._load(cell, args, kwargs, leaves)

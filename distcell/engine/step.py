@@ -109,11 +109,9 @@ class _StepFunction:
         return result
 
     def _key(self, state: ParallelState, batch: Sequence[Any]) -> Hashable:
-        return (
-            id(state),
-            call_key(self.net, batch, {}, own_hooks=True),
-            optimizer_key(self.optimizer),
-        )
+        with without_overrides():
+            key = call_key(self.net, batch, {}, own_hooks=True)
+        return id(state), key, optimizer_key(self.optimizer)
 
     def _names(self, count: int) -> list[str]:
         """The names of the items of a batch, as patterns on inputs match them."""
