@@ -41,6 +41,14 @@ def explained(optimizer: Optimizer) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
+        if isinstance(error, AttributeError) and error.name in optimizer.__dict__:
+            # torch's copy of an optimizer leaves out what a subclass adds
+            raise CaptureError(
+                f"{name} reads its attribute `{error.name}` in its step",
+                where=["a captured step would use what it holds now, every time"],
+                hint="keep it in the optimizer's groups, as lr is, or in its state; or train in a "
+                "loop of your own",
+            ) from error
         if isinstance(error, TypeError) and "closure" in str(error):
             raise CaptureError(
                 f"{name} computes the loss again and again in its step",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from distcell.capture.optimizer import shadow_of, step
 from distcell.random import current_state
 
 _SHAPE = (2, 3)
+_CHANGEABLE = (list, dict, set)
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ def state_of_optimizers(net: torch.nn.Module) -> OptimizerState:
         if _needs_closure(optimizer):
             names[-1] += " (what it holds is not known before it runs: counted as nothing)"
             continue
-        for group in optimizer.param_groups:
+        for number, group in enumerate(optimizer.param_groups):
             by_dtype = {p.dtype for p in group["params"]}
-            each = {dtype: _bytes_of_element(optimizer, group, dtype) for dtype in by_dtype}
+            each = {dtype: _bytes_of_element(optimizer, number, dtype) for dtype in by_dtype}
             for parameter in group["params"]:
                 path = paths.get(id(parameter))
                 if path is not None and parameter.requires_grad:
@@ -73,17 +73,15 @@ def _needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _bytes_of_element(optimizer: Optimizer, group: Mapping[str, Any], dtype: torch.dtype) -> int:
+def _bytes_of_element(optimizer: Optimizer, group: int, dtype: torch.dtype) -> int:
     """Takes a first step with a copy of the optimizer that has one small parameter."""
     parameter = torch.nn.Parameter(torch.ones(_SHAPE, dtype=dtype))
     parameter.grad = torch.ones_like(parameter)
-    shadow = copy.copy(optimizer)
-    shadow.state = defaultdict(dict)
-    shadow.param_groups = [{**group, "params": [parameter], "fused": None}]
-    if "fused" not in group:
-        del shadow.param_groups[0]["fused"]
+    shadow = shadow_of(optimizer, {group: [parameter]})
+    for name, item in optimizer.__dict__.items():  # torch's copy leaves out what a subclass adds
+        shadow.__dict__.setdefault(name, copy.copy(item) if isinstance(item, _CHANGEABLE) else item)
     with current_state().held():
-        type(optimizer).step(shadow)
+        step(optimizer, shadow)
     held = shadow.state[parameter].values()
     like = [s for s in held if isinstance(s, torch.Tensor) and tuple(s.shape) == _SHAPE]
     return sum(state.element_size() for state in like)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -147,6 +148,20 @@ def test_operations_of_a_convolution_in_groups_count_each_group_for_itself() -> 
     assert flops(backward, [y, x, w], [x, w, (4,)]) == 2 * one
 
 
+class Scaling(torch.optim.Adam):
+    """Keeps a number beside what torch keeps."""
+
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(params)
+        self.scale = 0.5
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(self.scale)
+        return super().step(closure)
+
+
 @pytest.mark.parametrize(
     ("make", "per_element"),
     [
@@ -155,6 +170,7 @@ def test_operations_of_a_convolution_in_groups_count_each_group_for_itself() -> 
         (torch.optim.AdamW, 8),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), 12),
         (torch.optim.Adagrad, 4),
+        (Scaling, 8),
         (torch.optim.LBFGS, 0),
     ],
 )

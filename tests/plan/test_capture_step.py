@@ -289,6 +289,20 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
+class Scaling(torch.optim.SGD):
+    """Keeps a number beside what torch keeps."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.scale = 0.5
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = p.grad * self.scale
+        return super().step(closure)
+
+
 class Numbering(torch.optim.Optimizer):
     """Keeps a number in its state."""
 
@@ -311,6 +325,7 @@ class Numbering(torch.optim.Optimizer):
         (torch.optim.ASGD, "ASGD decides by the value of a tensor"),
         (torch.optim.RAdam, "RAdam decides by the value of a tensor"),
         (lambda p: Counting(p, lr=0.1), "the step of Counting changes its `count`"),
+        (Scaling, "Scaling reads its attribute `scale` in its step"),
         (Numbering, "keeps 1 as `step` of `up.weight`, which is no tensor"),
         (lambda p: torch.optim.SGD([*p, nn.Parameter(torch.ones(1))]), "has 1 parameters that are"),
     ],
