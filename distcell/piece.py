@@ -110,7 +110,9 @@ _NEEDS_WHOLE = frozenset(
     median mode argmax argmin logsumexp softmax log_softmax softmin cumsum cumprod cummax cummin
     logcumsumexp sort argsort msort topk nansum nanmean nanmedian quantile nanquantile kthvalue
     count_nonzero any all equal allclose is_nonzero unique histc bincount
-    matmul __matmul__ __rmatmul__ mm bmm mv dot vdot inner outer addmm addmm_ baddbmm addmv addr
+    matmul __matmul__ __rmatmul__ mm bmm mv dot vdot
+    inner outer addmm addmm_ baddbmm baddbmm_ addmv addmv_
+    addr addr_ addbmm addbmm_ diff gradient to_sparse
     einsum tensordot chain_matmul kron linear bilinear conv1d conv2d conv3d
     conv_transpose1d conv_transpose2d conv_transpose3d embedding embedding_bag layer_norm rms_norm
     group_norm batch_norm instance_norm normalize renorm renorm_ cosine_similarity
@@ -122,7 +124,7 @@ _NEEDS_WHOLE = frozenset(
     diagonal eye fill_diagonal_ unfold as_strided
     normal normal_ uniform_ random_ bernoulli bernoulli_ exponential_ cauchy_ log_normal_ geometric_
     trunc_normal_ poisson multinomial rand_like randn_like randint_like dropout dropout_
-    alpha_dropout feature_alpha_dropout rrelu
+    alpha_dropout feature_alpha_dropout feature_dropout native_dropout rrelu
     cat concat concatenate stack hstack vstack dstack block_diag tolist item numpy __array__
     __bool__ __float__ __int__ __complex__ __index__ _foreach_norm _foreach_max
     """.split()

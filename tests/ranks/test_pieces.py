@@ -59,6 +59,9 @@ USES = {
     "saving": lambda net: pickle.dumps(net.up.weight.data),
     "sorting": lambda net: net.up.weight.data.flatten().sort(),
     "noise": lambda net: net.up.weight.data.add_(torch.randn_like(net.up.weight)),
+    "an outer product": lambda net: net.up.weight.data.addr_(torch.ones(8), torch.ones(8)),
+    "differences": lambda net: torch.diff(net.up.weight, dim=0, prepend=torch.zeros(1, 8)),
+    "dropout": lambda net: torch.native_dropout(net.up.weight, 0.5, train=True),
     "a loss": lambda net: torch.nn.functional.mse_loss(net.up.weight, net.up.weight * 2),
     "a hook's norm": lambda net: _backward_with_hook(net, lambda grad: grad / grad.norm()),
 }
