@@ -71,6 +71,9 @@ class Line:
     Args:
         pattern: On cell paths.
         params: By the name of a parameter in the cell, its dims as a strategy file writes them.
+
+    >>> print(Line("mlp.up", {"weight": "[tp, _]", "bias": "[tp]"}))
+    "mlp.up": {params: {weight: [tp, _], bias: [tp]}}
     """
 
     pattern: str
@@ -89,6 +92,9 @@ def propose(graph: Graph, axis: str, cells: Sequence[str], params: Sequence[str]
         axis: the axis to split over.
         cells: the paths of all cells.
         params: the paths of all parameters.
+
+    >>> propose(Graph((), (), (), {}), "tp", [""], [])
+    []
     """
     uses = _uses_of(graph)
     roles = _roles(uses) or dict.fromkeys(uses.found, "columns")
