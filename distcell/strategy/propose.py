@@ -93,6 +93,7 @@ def propose(graph: Graph, axis: str, cells: Sequence[str], params: Sequence[str]
         cells: the paths of all cells.
         params: the paths of all parameters.
 
+    >>> from distcell.graph import Graph
     >>> propose(Graph((), (), (), {}), "tp", [""], [])
     []
     """
