@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distcell.dtype import itemsize
-from distcell.errors import UserTypeError
-from distcell.graph import Op
+from distcell.errors import UserValueError
+from distcell.graph import Op, verify
 from distcell.program import COLLECTIVES, Program
 
 DEFAULT_BYTES = 25 << 20
@@ -33,7 +33,7 @@ def fuse_gradients(program: Program, max_bytes: int = DEFAULT_BYTES) -> Program:
             goes alone.
 
     Raises:
-        UserTypeError: When `max_bytes` is not positive.
+        UserValueError: When `max_bytes` is not positive.
 
     Example:
         >>> from distcell.graph import Graph, Input, Output, Ref, Value
@@ -50,12 +50,16 @@ def fuse_gradients(program: Program, max_bytes: int = DEFAULT_BYTES) -> Program:
         %ar, %br = distcell.all_reduce_many((%a, %b), ('dp',), 'sum')
     """
     if max_bytes < 1:
-        raise UserTypeError(f"a message of at most {max_bytes} bytes holds nothing")
+        raise UserValueError(
+            f"a message of at most {max_bytes} bytes holds nothing", hint="allow at least 1 byte"
+        )
     buckets = _buckets(program, max_bytes)
     if not buckets:
         return program
     ops = _merged(program.graph.ops, buckets)
-    return replace(program, graph=replace(program.graph, ops=ops))
+    graph = replace(program.graph, ops=ops)
+    verify(graph)
+    return replace(program, graph=graph)
 
 
 @dataclass(frozen=True)

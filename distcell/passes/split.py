@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distcell.graph import GRADIENTS, Graph, Input, Op, Output, without_dead_ops
+from distcell.graph import GRADIENTS, Graph, Input, Op, Output, verify, without_dead_ops
 from distcell.passes.aliases import RESHAPES, is_view
 from distcell.program import Program
 
@@ -162,5 +162,6 @@ def _half(
     borders = tuple(b for b in graph.borders if names.issuperset((*b.inputs, *b.outputs)))
     values = {name: value for name, value in graph.values.items() if name in names}
     half = without_dead_ops(Graph(tuple(inputs), tuple(ops), tuple(outputs), values, borders))
+    verify(half)
     layouts = {n: layout for n, layout in program.layouts.items() if n in half.values}
     return Program(program.mesh, half, layouts)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distcell.errors import UserTypeError
+from distcell.errors import UserValueError
 from distcell.graph import Border, Graph, Input, Op, Output, Ref, Value, verify
 from distcell.layout import Layout
 from distcell.mesh import Mesh
@@ -295,7 +295,7 @@ def test_a_message_holds_no_more_than_it_may(limit, sizes):
 def test_a_limit_that_nothing_fits_is_refused():
     w = Writer("dp=2")
     data_parallel(w)
-    with pytest.raises(UserTypeError, match="at most 0 bytes"):
+    with pytest.raises(UserValueError, match="at most 0 bytes"):
         fuse_gradients(w.program(), max_bytes=0)
 
 
@@ -387,7 +387,7 @@ def test_fusion_changes_no_result(case):
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
     again = fuse_gradients(after, max_bytes=limit)
-    assert again == after or len(again.graph.ops) <= len(after.graph.ops)
+    assert len(again.graph.ops) <= len(after.graph.ops)
 
 
 def test_a_program_without_ops_passes_through():
