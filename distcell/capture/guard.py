@@ -17,7 +17,8 @@ from distcell.capture.facts import SCALARS, Facts, own_numbers
 from distcell.capture.tree import flatten
 
 _SCALARS = frozenset(SCALARS) - {float}
-_OWN = frozenset(nn.Module().__dict__) - {"training"}
+OWN_FIELDS = frozenset(nn.Module().__dict__) - {"training"}
+"""What torch itself keeps in every module, and is read apart."""
 
 
 def call_key(
@@ -77,7 +78,7 @@ def module_key(module: nn.Module, *, own_hooks: bool = False) -> Hashable:
     for part in parts:
         found.append(type(part))
         for name, item in part.__dict__.items():
-            if name not in _OWN:
+            if name not in OWN_FIELDS:
                 kind = type(item)
                 # 1 == 1.0 == True, and they differ
                 found.append((name, kind, item) if kind in _SCALARS else (name, facts.of(item)))

@@ -14,7 +14,7 @@ from torch import nn
 
 from distcell import compat
 from distcell.capture.facts import SCALARS, Facts, attributes_of, is_plain, own_numbers, value_key
-from distcell.capture.guard import hooks_of
+from distcell.capture.guard import OWN_FIELDS, hooks_of
 from distcell.errors import CaptureError, combine
 from distcell.scope import current_cell
 
@@ -33,7 +33,6 @@ def scalar(item: Any) -> Any:
     return None
 
 
-_OWN = frozenset(nn.Module().__dict__) - {"training"}
 _MISSING = object()
 
 
@@ -130,7 +129,7 @@ class _Snapshot:
     @classmethod
     def of(cls, path: str, module: nn.Module, reader: _Reader) -> _Snapshot:
         attributes, hooks = dict(module.__dict__), dict(hooks_of(module))
-        named = {n: item for n, item in attributes.items() if n not in _OWN} | hooks
+        named = {n: item for n, item in attributes.items() if n not in OWN_FIELDS} | hooks
         said = {name: reader.keep(item) for name, item in named.items()}
         return cls(path, module, attributes, dict(module._buffers), hooks, said, reader)
 
@@ -147,7 +146,7 @@ class _Snapshot:
             if (now := self.reader.read(hook)).key != self.said[key].key:
                 yield self._hook(key[0], now)
         for name in [*self.attributes, *(n for n in self.module.__dict__ if n not in self.said)]:
-            if name not in _OWN:
+            if name not in OWN_FIELDS:
                 yield from self._attribute(name)
         for name, item in self.module._buffers.items():
             if item is not self.buffers.get(name) and compat.is_fake(item):

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from distcell.layout import split
-from distcell.runtime.groups import reduce_into
+from distcell.runtime.collectives import ReduceKind
+from distcell.runtime.groups import COMBINE, reduce_into
 
 ReductionOrder = Literal["rank", "ring", "tree"]
 
-Reduce = Callable[[Sequence[Tensor], str], Tensor]
+Reduce = Callable[[Sequence[Tensor], ReduceKind], Tensor]
 
 
-def reduce_by_rank(tensors: Sequence[Tensor], op: str) -> Tensor:
+def reduce_by_rank(tensors: Sequence[Tensor], op: ReduceKind) -> Tensor:
     """A new tensor, the members' tensors combined one after the other in their order.
 
     Example:
@@ -25,13 +26,13 @@ def reduce_by_rank(tensors: Sequence[Tensor], op: str) -> Tensor:
     """
     if len(tensors) == 1:
         return tensors[0].clone(memory_format=torch.contiguous_format)
-    total = _combine(tensors[0], tensors[1], op)
+    total = COMBINE[op](tensors[0], tensors[1])
     for term in tensors[2:]:
-        reduce_into(total, term, op)  # type: ignore[arg-type]
+        reduce_into(total, term, op)
     return total
 
 
-def reduce_into_first(tensors: Sequence[Tensor], op: str) -> Tensor:
+def reduce_into_first(tensors: Sequence[Tensor], op: ReduceKind) -> Tensor:
     """The same in the tensor of the first member, which is overwritten where others follow it.
 
     Example:
@@ -41,11 +42,11 @@ def reduce_into_first(tensors: Sequence[Tensor], op: str) -> Tensor:
     """
     total = tensors[0].contiguous()
     for term in tensors[1:]:
-        reduce_into(total, term, op)  # type: ignore[arg-type]
+        reduce_into(total, term, op)
     return total
 
 
-def reduce_by_ring(tensors: Sequence[Tensor], op: str) -> Tensor:
+def reduce_by_ring(tensors: Sequence[Tensor], op: ReduceKind) -> Tensor:
     """As a ring does it: chunk i of the elements starts at member i + 1 and goes round."""
     count, flat = len(tensors), [tensor.reshape(-1) for tensor in tensors]
     total = torch.empty_like(flat[0])
@@ -58,7 +59,7 @@ def reduce_by_ring(tensors: Sequence[Tensor], op: str) -> Tensor:
     return total.reshape(tensors[0].shape)
 
 
-def reduce_by_tree(tensors: Sequence[Tensor], op: str) -> Tensor:
+def reduce_by_tree(tensors: Sequence[Tensor], op: ReduceKind) -> Tensor:
     """Neighbours first, then pairs of pairs, as recursive doubling does it."""
     level = list(tensors)
     while len(level) > 1:
@@ -75,7 +76,7 @@ REDUCTIONS: Mapping[ReductionOrder, Reduce] = {
 
 
 def reduce_slice(
-    tensors: Sequence[Tensor], dim: int, part: tuple[int, int], *, op: str, reduce: Reduce
+    tensors: Sequence[Tensor], dim: int, part: tuple[int, int], *, op: ReduceKind, reduce: Reduce
 ) -> Tensor:
     """The members' tensors combined, of which one slice is kept; contiguous.
 
@@ -117,9 +118,3 @@ def exchange(
         for tensor, sizes in zip(tensors, split_sizes, strict=True)
     ]
     return gather(pieces, dims[1])
-
-
-def _combine(a: Tensor, b: Tensor, op: str) -> Tensor:
-    if op == "sum":
-        return torch.add(a, b)
-    return torch.maximum(a, b) if op == "max" else torch.minimum(a, b)
