@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from distcell.engine import clip_grad_norm_ as clip_grad_norm_
     from distcell.engine import compile_step as compile_step
     from distcell.engine import local_state_dict as local_state_dict
+    from distcell.engine import whole_tensor as whole_tensor
     from distcell.testing import plan as plan
     from distcell.testing import simulate as simulate
 

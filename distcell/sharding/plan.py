@@ -51,7 +51,7 @@ class Plan:
         layouts: The layout of every tensor; nothing is partial here.
         reasons: For each value why its axes are there.
         notes: Reports: how slices were read, ops without a rule, uneven dims, conflicts.
-        digest: Of the strategy that was asked for.
+        strategy_digest: Of the strategy that was asked for.
         data: `full` when every rank passes the global inputs, `local` when each passes its part.
     """
 

@@ -45,6 +45,10 @@ class NetworkPlan:
         captured: The captured call.
         planned: The layouts and the program.
         strategy: What was asked for.
+
+    >>> found = plan(torch.nn.Linear(4, 6), torch.ones(4, 4), "data", ranks=2)
+    >>> print(found.mesh, found.layout("input"), [one.kind for one in found.collectives])
+    dp=2 [4@dp, 4] ['all_gather', 'all_reduce']
     """
 
     net: torch.nn.Module

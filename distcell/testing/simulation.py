@@ -34,6 +34,11 @@ class Simulation:
         losses: Of each run the sum of what gradients were taken of.
         logs: For each rank the collectives that it issued in all runs.
         pieces: For each value of the program what the ranks held in the last run.
+
+    >>> from distcell.testing import plan
+    >>> values = simulate(plan(torch.nn.Linear(4, 6), torch.ones(4, 4), "data", ranks=2))
+    >>> list(values.gradients), [list(piece.shape) for piece in values.gradient_on_ranks("weight")]
+    (['weight', 'bias'], [[6, 4], [6, 4]])
     """
 
     plan: NetworkPlan
@@ -54,7 +59,7 @@ class Simulation:
         Raises:
             NotFoundError: There is nothing of that name.
         """
-        return list(self._held(path, [item for item in self.plan.program.graph.inputs]))
+        return list(self._held(path, self.plan.program.graph.inputs))
 
     def gradient_on_ranks(self, path: str) -> list[Tensor]:
         """What each rank held of the gradient of a parameter or input.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from distcell import compat
 from distcell.errors import BackendError
+from distcell.runtime.mpi_installation import INSTALL
 from distcell.runtime.world import mpi_missing
 
 _reason = mpi_missing()  # lets ranks that wait yield, before MPI starts
@@ -21,7 +22,7 @@ if _reason is not None:
     raise BackendError(
         "no MPI library found",
         where=[_reason],
-        hint="pip install 'distcell[mpi]', or install Open MPI or MPICH",
+        hint=INSTALL,
     )
 
 from distcell.runtime.mpi import ranks as _ranks  # noqa: E402 (they initialise MPI)
