@@ -90,7 +90,7 @@ def _join(command: Command | None, found: RankEnvironment) -> bool:
     try:
         here = world.init(asked)
     except DistcellError as error:
-        if found.rank if found.local_rank is None else found.local_rank:
+        if found.local_rank:  # where a launcher does not say, each speaks
             time.sleep(_GRACE_S)
         else:
             print(error.render(), file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from distcell.runtime.mpi_installation import INSTALL, check_launcher, named
 from distcell.runtime.rank_collectives import RankCollectives
 from distcell.runtime.rank_environment import RankEnvironment, find_ranks
 from distcell.runtime.torch_collectives import TorchGroups
+
+_UNREACHABLE_S, _LATE_S, _RETRY_S = 20.0, 300.0, 0.1
 
 PREPARING = "preparing"
 """The key under which the store counts the ranks that are `preparing`."""
@@ -329,13 +332,36 @@ def _start_torch(backend: str, found: RankEnvironment) -> _Session:
 
 def _connect(host: str, port: int, *, hosts: bool) -> TCPStore:
     try:
+        if not hosts:
+            _await_listener(host, port)
         return TCPStore(host, port, is_master=hosts, wait_for_workers=False)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise BackendError(
             f"cannot {'listen at' if hosts else 'reach'} {host}:{port}, where the ranks meet",
             where=[str(error).strip().splitlines()[0]],
             hint="set MASTER_ADDR and MASTER_PORT to a free port of the host of rank 0",
         ) from error
+
+
+def _await_listener(host: str, port: int) -> None:
+    """Returns when somebody listens there.
+
+    Rank 0 may start minutes later than others, and refuses until then. A host that cannot be
+    reached at all is given less time; torch's store would fill the screen with its own traces.
+
+    Raises:
+        OSError: Why nobody could be reached.
+    """
+    start = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_UNREACHABLE_S).close()
+            return
+        except OSError as error:
+            patience = _LATE_S if isinstance(error, ConnectionRefusedError) else _UNREACHABLE_S
+            if time.monotonic() - start > patience:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _place_on_host(store: Store, found: RankEnvironment) -> tuple[int, int]:

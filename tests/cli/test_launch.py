@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -170,3 +171,15 @@ def test_a_watchdog_that_looks_often_does_not_take_a_job_down_at_its_end(scripts
     (scripts / "empty.py").write_text("import distcell\n")
     done = run([str(MPIRUN), "-n", "2", *LAUNCH, "--stall-after", "0.0005", "empty.py"], scripts)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_port_that_is_taken_is_one_error(scripts):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = run([*LAUNCH, "says.py"], scripts, RANK="0", WORLD_SIZE="2", **where)
+    assert done.returncode == 2
+    assert f"error: cannot listen at 127.0.0.1:{port}, where the ranks meet\n" in done.stderr
+    assert "Traceback" not in done.stderr
