@@ -61,8 +61,6 @@ class CellBase(torch.nn.Module):
     _auto_prefix: bool = True
     _cell_path: str = ""
     _sharding: Sharding | None = None
-    # False once a call needs more than torch's: one test, so that a plain Cell costs what it did.
-    _plain_call: bool = True
     _torch_compiled: bool = False
     _cell_flags: Mapping[str, Any] = {}
     _requires_grad: bool | None = None
@@ -78,7 +76,10 @@ class CellBase(torch.nn.Module):
         is_checked = self._expected_inputs is not None
         without_grad = self._requires_grad is False
         needs = self._auto_parallel or is_checked or without_grad or self._torch_compiled
-        self._plain_call = not needs
+        # a field that is there or not: one test, so that a plain Cell costs what torch's modules do
+        self.__dict__.pop("_special_call", None)
+        if needs:
+            self.__dict__["_special_call"] = True
 
 
 def refresh_names(root: torch.nn.Module, prefix: str = "") -> None:

@@ -152,8 +152,8 @@ def call_of(otherwise: Callable[..., Any], forward: Callable[..., Any]) -> Calla
     hooks, and `torch._C._get_tracing_state`.
 
     Args:
-        otherwise: A function of module, arguments and keyword arguments: the call of a module whose
-            `_plain_call` is False.
+        otherwise: A function of module, arguments and keyword arguments: the call of a module that
+            has the field `_special_call`.
         forward: The `forward` that does nothing but to return `self.construct` of its arguments.
     """
     before, after = modules._global_forward_pre_hooks, modules._global_forward_hooks
@@ -161,11 +161,15 @@ def call_of(otherwise: Callable[..., Any], forward: Callable[..., Any]) -> Calla
     tracing = torch._C._get_tracing_state  # torch.jit notes the names of modules
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (named in tracebacks)
-        if not self._plain_call:
+        # torch's `__getattr__` makes each attribute of a module slow: its dict is asked for once
+        own = self.__dict__
+        if "_special_call" in own or "_forward_hooks" not in own:
             return otherwise(self, args, kwargs)
-        own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks
-        shared = before or after or backward_before or backward or tracing()
-        if own or shared or self._backward_pre_hooks:
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or before or after:
+            return call_uncompiled(self, *args, **kwargs)
+        if own["_backward_hooks"] or own["_backward_pre_hooks"] or backward_before or backward:
+            return call_uncompiled(self, *args, **kwargs)
+        if tracing():
             return call_uncompiled(self, *args, **kwargs)
         run = self.forward
         if type(run) is MethodType and run.__func__ is forward:
