@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from distcell.graph import Arg, Extent, MemberExtents, Offset, Op, Ref, Value
-from distcell.layout import Dim, Layout
+from distcell.layout import Layout
 from distcell.mesh import Mesh
 from distcell.partition.reshard import Step, reshard_steps
+from distcell.rules.factors import extent
 
 
 @dataclass(frozen=True)
@@ -97,16 +98,6 @@ class Emitter:
             )
         )
         return result.name
-
-
-def extent(dim: Dim) -> Arg:
-    """The local size of a dim: a number where it is not split."""
-    if any(part.axes for part in dim):
-        return Extent(dim)
-    size = 1
-    for part in dim:
-        size *= part.size
-    return size
 
 
 def _reshape(step: Step) -> tuple[str, tuple[Arg, ...]]:

@@ -8,6 +8,7 @@ left is gathered: shrink first, grow last, so that little data moves.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -85,10 +86,7 @@ def _through_gathered_dims(source: Layout, target: Layout, mesh: Mesh) -> tuple[
 
 
 def _size(dim: Dim) -> int:
-    size = 1
-    for part in dim:
-        size *= part.size
-    return size
+    return math.prod(part.size for part in dim)
 
 
 def _common_parts(source: Layout, target: Layout, mesh: Mesh) -> tuple[Layout, Layout] | None:

@@ -116,14 +116,14 @@ def local_op(call: Call, rule: OpRule, split: Split) -> Op:
 def _local_arg(local: LocalArg, rule: OpRule, split: Split) -> Arg:
     if local.kind == "shape":
         layout = layout_of(rule.results[int(local.of)], rule, split)
-        return tuple(_extent(dim) for dim in layout.dims)
+        return tuple(extent(dim) for dim in layout.dims)
     if local.kind == "box":
         return Box(layout_of(rule.results[int(local.of)], rule, split))
     name = str(local.of)
     if local.kind == "extent":
-        return _extent((Part(local.times), *_parts(name, rule, split)))
+        return extent((Part(local.times), *_parts(name, rule, split)))
     if local.kind == "extents":
-        return tuple(_extent(_parts(names, rule, split)) for names in name.split(","))
+        return tuple(extent(_parts(names, rule, split)) for names in name.split(","))
     dim = _parts(name, rule, split)
     if not any(part.axes for part in dim):
         return 0
@@ -141,7 +141,8 @@ def _parts(names: str, rule: OpRule, split: Split) -> Dim:
     return tuple(parts)
 
 
-def _extent(dim: Dim) -> Arg:
+def extent(dim: Dim) -> Arg:
+    """The local size of a dim as an argument: a number where it is not split."""
     if any(part.axes for part in dim):
         return Extent(merge_parts(dim))
     return math.prod(part.size for part in dim)
