@@ -251,7 +251,7 @@ def _lines(
     for cell, fields in wanted.items():
         if any(matches(pattern, cell) for pattern in lines):
             continue
-        for pattern in (fold(cell), _fold_all_but_last(cell), cell):
+        for pattern in (starred(cell), _starred_but_the_last(cell), cell):
             others = [c for c in cells if matches(pattern, c) and _has(known, c, fields)]
             if all(wanted.get(other) == fields for other in others):
                 lines[pattern] = Line(pattern, fields)
@@ -264,16 +264,16 @@ def _has(params: set[str], cell: str, names: Iterable[str]) -> bool:
     return any(start + name in params for name in names)
 
 
-def fold(path: str) -> str:
+def starred(path: str) -> str:
     """Returns the path with its numbers as `*`: one line stands for all blocks.
 
-    >>> fold("blocks.3.mlp.0")
+    >>> starred("blocks.3.mlp.0")
     'blocks.*.mlp.*'
     """
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
 
 
-def _fold_all_but_last(path: str) -> str:
+def _starred_but_the_last(path: str) -> str:
     numbers = [at for at, part in enumerate(path.split(".")) if part.isdigit()]
     parts = path.split(".")
     return ".".join("*" if at in numbers[:-1] else part for at, part in enumerate(parts))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distcell.errors import StrategyError, close_matches, combine
 from distcell.strategy.glob import matches
-from distcell.strategy.propose import fold, propose
+from distcell.strategy.propose import propose, starred
 from distcell.strategy.spec import TensorSpec
 from distcell.strategy.strategy import CellRule, Strategy
 
@@ -252,7 +252,7 @@ def _free_axis(strategy: Strategy) -> str:
 
 
 def _folded(paths: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(fold(path) for path in paths if path))
+    return list(dict.fromkeys(starred(path) for path in paths if path))
 
 
 def _some(names: Iterable[str]) -> str:
