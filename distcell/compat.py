@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, repeat
-from types import FrameType, MethodType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -171,9 +171,8 @@ def call_of(otherwise: Callable[..., Any], forward: Callable[..., Any]) -> Calla
             return call_uncompiled(self, *args, **kwargs)
         if tracing():
             return call_uncompiled(self, *args, **kwargs)
-        run = self.forward
-        if type(run) is MethodType and run.__func__ is forward:
-            run = self.construct
+        passes_on = "forward" not in own and type(self).forward is forward
+        run = self.construct if passes_on else self.forward
         return run(*args, **kwargs) if kwargs else run(*args)
 
     return __call__
