@@ -33,6 +33,8 @@ _FORWARDED = (
 )
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
+_STARTUP_FILE = "/dev/shm/mpich_shm_"
+
 LAUNCHER_PID = "DISTCELL_LAUNCHER_PID"
 """Names the process of `-n N` that started this one; unset under other launchers."""
 
@@ -113,6 +115,7 @@ def _watch(
     code = os.waitstatus_to_exitcode(status)
     if code:
         _end_orphans()
+        _unlink_startup_files()
     os.set_blocking(listens, False)
     with contextlib.suppress(BlockingIOError):
         if os.read(listens, 1):
@@ -182,6 +185,25 @@ def _end_orphans() -> None:
                 os.kill(orphan, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(orphan, 0)
+
+
+def _unlink_startup_files() -> None:
+    """Removes the names of the files that the ranks of this host share memory through.
+
+    They have none once MPI has started, see `unlink_startup_files` of the runtime. A rank that dies
+    in that moment leaves them to those who still have them open: the other ranks, which live until
+    this process ends.
+    """
+    parents: dict[int, int] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+    watches = [pid for pid, parent in parents.items() if parent == os.getppid()]
+    for rank in (pid for pid, parent in parents.items() if parent in watches):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{rank}/maps").read_text(errors="replace").splitlines():
+                if _STARTUP_FILE in line and not line.endswith("(deleted)"):
+                    Path(line.split(maxsplit=5)[5]).unlink(missing_ok=True)
 
 
 def _prctl(option: int, value: object) -> None:

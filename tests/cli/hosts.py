@@ -52,6 +52,8 @@ class Hosts:
         """Starts a command on a host."""
         launchers = ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
         environ = dict.fromkeys(launchers, str(self.enter)) | {"OMP_NUM_THREADS": "1"} | more
+        # Open MPI puts all ranks on the first host where it may put more on it than it has cores.
+        environ["PRTE_MCA_rmaps_default_mapping_policy"] = "ppr:2:node"
         return subprocess.Popen(
             [str(self.enter), self.names[host], shlex.join(command)],
             env=environment(**environ),

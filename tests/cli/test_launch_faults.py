@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,22 @@ net(torch.ones(4, 4)).sum().backward()
 print("planned")
 """
 
+DIES_EARLY = """
+import os, sys
+from distcell.launch import monitor
+from distcell.runtime.rank_environment import find_ranks
+monitor.start_rank(find_ranks(os.environ).rank)
+from mpi4py import MPI
+lines = open("/proc/self/maps").read().splitlines()
+files = {line.split()[5] for line in lines if "/dev/shm/mpich_shm_" in line}
+sys.stdout.write("".join(f"MYFILE {file}\\n" for file in files))
+sys.stdout.flush()
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    os.kill(os.getpid(), 9)
+MPI.COMM_WORLD.Barrier()
+"""
+
 # An id of `mpi` alone would be taken for pytest-mpi's mark.
 STARTS = {
     "mpirun": [str(MPIRUN), "-n", "3", *LAUNCH],
@@ -102,6 +119,7 @@ def start(request: pytest.FixtureRequest) -> str:
 def scripts(tmp_path: Path) -> Path:
     (tmp_path / "fails.py").write_text(FAILS)
     (tmp_path / "crosswise.py").write_text(WAITS_CROSSWISE)
+    (tmp_path / "early.py").write_text(DIES_EARLY)
     (tmp_path / "plans.py").write_text(PLANS_FOR_LONG)
     return tmp_path
 
@@ -163,6 +181,14 @@ def test_a_rank_that_is_killed_is_named_and_takes_the_others_with_it(scripts, st
 
 def test_what_a_killed_rank_had_started_ends_too(scripts, start):
     failing(scripts, start, "orphan")
+
+
+@needs_mpi
+def test_a_rank_that_dies_while_mpi_starts_leaves_no_file(scripts):
+    done = run([str(MPIRUN), "-n", "3", sys.executable, "early.py"], scripts)
+    assert "rank 1" in done.stderr
+    files = re.findall(r"MYFILE (\S+)", done.stdout)
+    assert [file for file in files if Path(file).exists()] == []
 
 
 def test_an_error_that_all_ranks_meet_is_said_once_without_a_traceback(scripts, start):
