@@ -76,6 +76,14 @@ def capture_step(
 
     Raises:
         CaptureError: When the step does something that a graph cannot say.
+
+    Example:
+        >>> import torch
+        >>> net, x = nn.Linear(3, 1), torch.ones(4, 3)
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> step = capture_step(net, lambda net, x: net(x).sum(), optimizer, (x,), {})
+        >>> [f"{output.kind} {output.path}" for output in step.graph.outputs]
+        ['output 0', 'param weight', 'param bias']
     """
     _refuse_gradient_hooks(module)
     names = argument_names(loss, 1 + len(args))[1:]

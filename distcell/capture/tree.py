@@ -75,7 +75,12 @@ def _unique(place: str, taken: Mapping[str, Tensor]) -> str:
 
 
 def rebuild(spec: Spec, leaves: Any) -> Any:
-    """The item of a structure, with `leaves[i]` in the place of slot `i`."""
+    """The item of a structure, with `leaves[i]` in the place of slot `i`.
+
+    Example:
+        >>> rebuild(Node(tuple, (0, 1), (Slot(0), "kept")), [7])
+        (7, 'kept')
+    """
     if isinstance(spec, Slot):
         return leaves[spec.index]
     if not isinstance(spec, Node):

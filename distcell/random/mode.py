@@ -127,6 +127,10 @@ def stream_of(cell: str, ordinal: int) -> int:
     Args:
         cell: The path of the cell that draws.
         ordinal: How many draws the cell has made before in this call.
+
+    Example:
+        >>> stream_of("blocks.0.drop", 0) == stream_of("blocks.1.drop", 0)
+        False
     """
     digest = hashlib.blake2b(f"{cell}\0{ordinal}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

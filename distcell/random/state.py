@@ -98,7 +98,12 @@ _state = RandomState()
 
 
 def current_state() -> RandomState:
-    """The random state of this process."""
+    """The random state of this process.
+
+    Example:
+        >>> current_state() is current_state()
+        True
+    """
     return _state
 
 
