@@ -22,7 +22,6 @@ class Arrivals:
     def __init__(self, memory: SharedMemory) -> None:
         self._issued = [part.numpy()[:8].view("int64") for part in memory.all]
         self._mine = self._issued[memory.index]
-        self._index = memory.index
         self._least = 0
 
     @classmethod
