@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distcell.capture.tree import rebuild
-from distcell.compat import without_overrides
+from distcell.compat import below_autograd, without_overrides
 from distcell.engine.backend import Backend, Piece
 from distcell.engine.transfer import Loadable
 from distcell.errors import BackwardError, InternalError
@@ -120,7 +120,7 @@ class LoadedCall:
         saved: list[Piece] = []
         for output, piece in zip(program.graph.outputs, made, strict=True):
             if output.kind == "output":
-                outputs.append(self.backend.leave(program, output.value, piece))
+                outputs.append(_of_its_own(self.backend.leave(program, output.value, piece)))
             elif output.kind == "saved":
                 saved.append(piece)
             elif write:
@@ -210,6 +210,37 @@ def _gradient_needs(program: Program) -> dict[Place, frozenset[str]]:
     return {(o.kind, o.path): needs[o.value] for o in gradients}
 
 
+def _of_its_own(output: Any) -> Any:
+    """A tensor that is no view and no other output, on the same memory; what is no tensor as it is.
+
+    `h` and `h.detach()` are one value of the program, but only one of them requires a gradient.
+    And torch lets nobody write into a view that an autograd function returns.
+    """
+    if not isinstance(output, Tensor):
+        return output
+    with below_autograd():
+        return output.detach()
+
+
+def _versions_of(saved: Sequence[Piece]) -> list[int]:
+    """How often each saved piece was written into; in the simulation outputs are copies."""
+    return [piece._version for piece in saved if isinstance(piece, Tensor)]
+
+
+def _check_saved(saved: Sequence[Piece], versions: Sequence[int]) -> None:
+    """Checks that nothing was written into what forward has saved.
+
+    Raises:
+        BackwardError: When something was, as torch does.
+    """
+    if _versions_of(saved) != versions:
+        raise BackwardError(
+            "an output of the network was changed in place between forward and backward",
+            where=["backward needs the value that forward has made"],
+            hint="change a copy: `output.clone()`",
+        )
+
+
 def _find(context: Context, place: Place) -> Tensor:
     """The tensor of an input of the graph; an argument and a parameter may have one path."""
     kind, path = place
@@ -230,6 +261,7 @@ class _Bridge(torch.autograd.Function):
         outputs, saved = call.run_forward(context)
         ctx.call, ctx.context, ctx.wanted, ctx.saved = call, context, wanted, [saved]
         ctx.versions = call.versions(context)
+        ctx.saved_versions = _versions_of(saved)
         takes = set(call.differentiable)
         ctx.metas = {
             i: (tuple(t.shape), t.dtype, t.device) for i, t in enumerate(outputs) if i in takes
@@ -249,7 +281,11 @@ class _Bridge(torch.autograd.Function):
         call.check_unchanged(ctx.context, ctx.versions)
         # what was saved is freed as backward goes; a second backward (`retain_graph=True`) runs
         # forward again
-        saved = ctx.saved.pop() if ctx.saved else call.run_forward(ctx.context, write=False)[1]
+        if ctx.saved:
+            saved = ctx.saved.pop()
+            _check_saved(saved, ctx.saved_versions)
+        else:
+            saved = call.run_forward(ctx.context, write=False)[1]
         given = {str(i) for i in ctx.metas if grads[i] is not None}
         (call.general or call).present = tuple(str(i) in given for i in ctx.metas)
         if not given <= call.tangents:
