@@ -42,6 +42,6 @@ def call(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def call_on_one_device(cell: Cell, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the Cell returns uncaptured, with the same random numbers as under any strategy."""
     materialize(*cell.parameters())
-    key = current_state().next_key(training=cell.training)
-    with inside_engine(), track(cell), random_mode(key):
+    counted = current_state().outermost_call(training=cell.training)
+    with counted as key, inside_engine(), track(cell), random_mode(key):
         return cell.forward(*args, **kwargs)

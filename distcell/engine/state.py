@@ -124,12 +124,12 @@ class ParallelState:
             while len(self.calls) > MAX_CALLS:
                 self.calls.popitem(last=False)
         self.calls.move_to_end(key)
-        random_key = current_state().next_key(training=cell.training)
-        self.watch(leaves, random_key)
-        if torch.is_grad_enabled():
-            loaded = self._special(loaded, cell, (args, kwargs), leaves) or loaded
-        states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
-        return loaded(Context(states, leaves, random_key))
+        with current_state().outermost_call(training=cell.training) as random_key:
+            self.watch(leaves, random_key)
+            if torch.is_grad_enabled():
+                loaded = self._special(loaded, cell, (args, kwargs), leaves) or loaded
+            states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+            return loaded(Context(states, leaves, random_key))
 
     def watch(self, leaves: Leaves, key: Tensor) -> None:
         """Looks whether all ranks still draw the same numbers and pass the same data.

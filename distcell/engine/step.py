@@ -101,10 +101,10 @@ class _StepFunction:
             while len(self._steps) > MAX_CALLS:
                 self._steps.popitem(last=False)
         self._steps.move_to_end(key)
-        random_key = current_state().next_key(training=self.net.training)
-        state.watch(leaves, random_key)
-        with without_overrides():  # what the program runs on is the rank's own, piece or not
-            result = step(leaves, random_key)
+        with current_state().outermost_call(training=self.net.training) as random_key:
+            state.watch(leaves, random_key)
+            with without_overrides():  # what the program runs on is the rank's own, piece or not
+                result = step(leaves, random_key)
         current_state().optimizer_stepped()
         return result
 
@@ -123,9 +123,9 @@ class _StepFunction:
 
     def _on_one_device(self, batch: Sequence[Any]) -> Any:
         materialize(*self.net.parameters())
-        key = current_state().next_key(training=self.net.training)
         self.optimizer.zero_grad()
-        with inside_engine(), track(self.net), random_mode(key):
+        counted = current_state().outermost_call(training=self.net.training)
+        with counted as key, inside_engine(), track(self.net), random_mode(key):
             result = self.loss(self.net, *batch)
         loss = result[0] if isinstance(result, tuple) else result
         loss.backward()

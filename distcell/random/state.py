@@ -55,6 +55,20 @@ class RandomState:
         signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
         return torch.tensor([signed, self.step, micro], dtype=torch.int64, device="cpu")
 
+    @contextmanager
+    def outermost_call(self, *, training: bool = True) -> Iterator[torch.Tensor]:
+        """A context with the key of an outermost call; a call that fails is not counted.
+
+        So a script that skips a batch which it cannot use draws the same numbers on one device,
+        where the call fails half-way, as under a plan, where it is never begun.
+        """
+        before = self.micro, self.draws
+        try:
+            yield self.next_key(training=training)
+        except BaseException:
+            self.micro, self.draws = before
+            raise
+
     def optimizer_stepped(self) -> None:
         """Counts an optimizer step. torch's optimizers are counted without this call."""
         self.step += 1
