@@ -69,9 +69,11 @@ class Observer:
 
     Args:
         wants_gradients: Whether a step that is one program shall give its gradients out.
+        wants_steps: Whether `stepped` is called at all.
     """
 
     wants_gradients: bool = False
+    wants_steps: bool = False
 
     def called(self, cell: Cell, optimizer: Optimizer | None = None) -> None:
         """An outermost Cell is about to be called, or a step that is one program to be made."""

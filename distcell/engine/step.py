@@ -81,6 +81,7 @@ class _StepFunction:
         self.net, self.loss, self.optimizer = net, _loss(net, loss_fn), optimizer
         self._has_label = loss_fn is not None
         self._steps: OrderedDict[Hashable, LoadedStep] = OrderedDict()
+        self._named: dict[Hashable, list[str]] = {}
 
     def __call__(self, *batch: Any) -> Any:
         options = launch()
@@ -115,6 +116,12 @@ class _StepFunction:
 
     def _names(self, count: int) -> list[str]:
         """The names of the items of a batch, as patterns on inputs match them."""
+        asked = (count, self.net.forward)
+        if asked not in self._named:  # to look at a signature takes long
+            self._named[asked] = self._find_names(count)
+        return self._named[asked]
+
+    def _find_names(self, count: int) -> list[str]:
         taken = count - 1 if self._has_label else count
         names = [name.replace(".", "_") for name in argument_names(self.net, taken)]
         if self._has_label:  # it goes to the loss function, not to the network
@@ -212,6 +219,10 @@ def optimizer_key(optimizer: Optimizer) -> Hashable:
     return tuple(groups), tuple(path for path, _ in hyperparameters(optimizer))
 
 
+_plain = Tensor.detach
+"""The tensor without its gradient, whatever kind of parameter it is."""
+
+
 class LoadedStep:
     """A training step under a plan, as one or all ranks run it."""
 
@@ -230,6 +241,7 @@ class LoadedStep:
         self._parameters = dict(net.named_parameters())
         # buffers are looked up at each step: users put others in their place
         self._buffers: dict[str, Tensor] = {}
+        self._has_buffers = any(item.kind == "buffer" for item in program.graph.inputs)
         self._constants = {
             item.value: backend.enter(program, item.value, loadable.constants[item.path])
             for item in program.graph.inputs
@@ -240,7 +252,8 @@ class LoadedStep:
     def __call__(self, inputs: Mapping[str, Tensor], key: Tensor) -> Any:
         """What the loss function returned; parameters, buffers and state are updated."""
         program = self.program
-        self._buffers = dict(self.net.named_buffers())
+        if self._has_buffers:
+            self._buffers = dict(self.net.named_buffers())
         self._make_state()
         scalars = dict(hyperparameters(self.optimizer))
         givens = {"inputs": inputs, "scalars": scalars, "key": key}
@@ -256,8 +269,10 @@ class LoadedStep:
             elif not self.backend.holds_pieces or output.kind == "buffer":
                 held = self._held(output.kind, output.path)
                 self.backend.write(program, output.value, piece, held)
-        weights = {path: parameter.detach() for path, parameter in self._parameters.items()}
-        observer().stepped(StepEvent(self.net, self.optimizer, outputs[0], gradients, weights))
+        if observer().wants_steps:
+            weights = {path: _plain(parameter) for path, parameter in self._parameters.items()}
+            event = StepEvent(self.net, self.optimizer, outputs[0], gradients, weights)
+            observer().stepped(event)
         return rebuild(self.loadable.output_spec, outputs)
 
     def _piece(self, item: Input, givens: Mapping[str, Any]) -> Piece:
@@ -271,7 +286,7 @@ class LoadedStep:
             return self.backend.enter(
                 self.program, item.value, givens["inputs"][item.path].detach()
             )
-        held = self._held(item.kind, item.path).detach()
+        held = _plain(self._held(item.kind, item.path))
         if item.kind == "buffer" and not self.backend.holds_pieces:
             return self.backend.enter(self.program, item.value, held)
         return self.backend.enter_held(self.program, item.value, held)

@@ -45,6 +45,7 @@ class Recorder(Observer):
     """
 
     wants_gradients = True
+    wants_steps = True
 
     def __init__(self, take: Take, steps: int) -> None:
         self.take, self.steps = take, steps
