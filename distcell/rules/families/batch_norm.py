@@ -7,7 +7,7 @@ from typing import Any
 
 from distcell.graph import Arg, Ref
 from distcell.rules.families.common import assemble, define, names, numel
-from distcell.rules.families.reductions import average, downcast, moments, total, upcast
+from distcell.rules.families.reductions import average, downcast, moments, share_of, total, upcast
 from distcell.rules.notation import Builder, Call, OpRule
 
 
@@ -48,7 +48,7 @@ def _forward(b: Builder, call: Call) -> Sequence[Ref]:
     dims = (0, *range(2, len(shape)))
     count = numel(shape) // shape[1]
     mean, apart, squares = moments(b, upcast(b, x, dtype), dims, count)
-    variance = b("aten.mul.Scalar", squares, 1 / count)
+    variance = b("aten.mul.Scalar", squares, share_of(count))
     rstd = b("aten.rsqrt.default", b("aten.add.Scalar", variance, eps))
     made = b("aten.mul.Tensor", apart, rstd)
     if weight is not None:
@@ -58,7 +58,7 @@ def _forward(b: Builder, call: Call) -> Sequence[Ref]:
     flat = [b("aten.view.default", ref, (shape[1],)) for ref in (mean, rstd)]
     results = [made, *flat]
     if len(call.results) == 5:
-        unbiased = b("aten.mul.Scalar", squares, 1 / (count - 1) if count > 1 else float("nan"))
+        unbiased = b("aten.mul.Scalar", squares, share_of(count - 1))
         now = flat[0], b("aten.view.default", unbiased, (shape[1],))
         pairs = zip((running_mean, running_var), now, strict=True)
         results += [b("aten.lerp.Scalar", old, new, momentum) for old, new in pairs]

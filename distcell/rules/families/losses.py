@@ -7,7 +7,7 @@ from typing import Any
 
 from distcell.graph import DeviceArg, DtypeArg, Ref
 from distcell.rules.families.common import Lower, assemble, broadcast, define, names, numel
-from distcell.rules.families.reductions import total
+from distcell.rules.families.reductions import share_of, total
 from distcell.rules.notation import Builder, Call, OpRule, Rule
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -48,7 +48,7 @@ def _mean_of_sum(place: int) -> Lower:
     def lower(b: Builder, call: Call) -> Sequence[Ref]:
         args = _summed(call, place, call.op.args)
         made = b(call.op.target, *args, **_kept(call))
-        return (b("aten.mul.Scalar", made, 1 / numel(call.shape(0))),)
+        return (b("aten.mul.Scalar", made, share_of(numel(call.shape(0)))),)
 
     return lower
 
@@ -57,7 +57,7 @@ def _gradient_of_sum(place: int) -> Lower:
     """The kernel divides by the number of elements it sees: the gradient is divided before it."""
 
     def lower(b: Builder, call: Call) -> Sequence[Ref]:
-        grad = b("aten.mul.Scalar", call.op.args[0], 1 / numel(call.results[0].shape))
+        grad = b("aten.mul.Scalar", call.op.args[0], share_of(numel(call.results[0].shape)))
         args = _summed(call, place, (grad, *call.op.args[1:]))
         return (b(call.op.target, *args, **_kept(call)),)
 
@@ -178,6 +178,8 @@ def _likelihood_backward(b: Builder, call: Call) -> Sequence[Ref]:
     rows = b("aten.mul.Tensor", weights, grad)
     if reduction == MEAN:
         rows = b("aten.div.Tensor", rows, total_weight)
+    # an ignored row has no gradient, also where the total weight is zero or what comes in is none
+    rows = b("aten.masked_fill.Scalar", rows, b("aten.logical_not.default", valid), 0.0)
     rows, place = (b("aten.unsqueeze.default", ref, at) for ref in (rows, target))
     return (b("distcell.add_pick.default", rows, at, place, shape[at]),)
 

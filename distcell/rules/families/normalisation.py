@@ -10,7 +10,7 @@ import torch
 from distcell.dtype import DTYPES
 from distcell.graph import Arg, Ref
 from distcell.rules.families.common import assemble, define, names, numel
-from distcell.rules.families.reductions import average, downcast, moments, total, upcast
+from distcell.rules.families.reductions import average, downcast, moments, share_of, total, upcast
 from distcell.rules.notation import Builder, Call, LocalArg, OpRule
 
 
@@ -55,7 +55,7 @@ def _layer_norm(b: Builder, call: Call) -> Sequence[Ref]:
     dims = tuple(range(len(call.shape(0)) - len(last), len(call.shape(0))))
     count = numel([call.shape(0)[dim] for dim in dims])
     mean, apart, squares = moments(b, upcast(b, x, dtype), dims, count)
-    variance = b("aten.mul.Scalar", squares, 1 / count)
+    variance = b("aten.mul.Scalar", squares, share_of(count))
     rstd = b("aten.rsqrt.default", b("aten.add.Scalar", variance, eps))
     made = _scale(b, b("aten.mul.Tensor", apart, rstd), weight, bias)
     kept = call.results[1].dtype
@@ -190,7 +190,7 @@ def _group_norm(b: Builder, call: Call) -> Sequence[Ref]:
     dtype = call.operands[0].dtype
     split = as_groups.x(upcast(b, x, dtype))
     mean, apart, squares = moments(b, split, as_groups.inner, as_groups.count)
-    variance = b("aten.mul.Scalar", squares, 1 / as_groups.count)
+    variance = b("aten.mul.Scalar", squares, share_of(as_groups.count))
     rstd = b("aten.rsqrt.default", b("aten.add.Scalar", variance, eps))
     normed = b("aten.mul.Tensor", apart, rstd)
     made = _scale(b, normed, as_groups.weight(weight), as_groups.weight(bias))

@@ -113,9 +113,18 @@ def total(b: Builder, x: Any, dims: Sequence[int], keep: bool = True) -> Ref:
     return made
 
 
+def share_of(count: float) -> float:
+    """What a sum is multiplied by to be divided by a count.
+
+    Infinite when none are left: the sum is zero, and zero by zero no number; where some are taken
+    off the count (`correction` of a variance) the sum may be more, and the quotient is infinite.
+    """
+    return 1 / count if count > 0 else float("inf")
+
+
 def average(b: Builder, x: Any, dims: Sequence[int], count: float, *, keep: bool = True) -> Ref:
     """The sum over dims divided by a count that is known beforehand."""
-    made = b("aten.mul.Scalar", total(b, x, dims, keep), 1 / count if count else float("nan"))
+    made = b("aten.mul.Scalar", total(b, x, dims, keep), share_of(count))
     assert isinstance(made, Ref)
     return made
 
@@ -165,7 +174,7 @@ def _variance(b: Builder, call: Call) -> Sequence[Ref]:
     count = count_of(call, dims)
     mean, _, squares = moments(b, upcast(b, call.op.args[0], dtype), dims, count)
     free = count - (1 if correction is None else correction)
-    spread = b("aten.mul.Scalar", squares, 1 / free if free > 0 else float("nan"))
+    spread = b("aten.mul.Scalar", squares, share_of(free))
     if call.op.target.startswith("aten.std"):
         spread = b("aten.sqrt.default", spread)
     made = [downcast(b, ref, dtype) for ref in (spread, mean)[: len(call.results)]]
