@@ -525,6 +525,17 @@ def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
     return named | {item.name: arg for item, arg in zip(schema, args, strict=False)} | {**kwargs}
 
 
+def output_mask(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[bool, ...] | None:
+    """Returns which of its results a call of an ATen operator asks for; None: it has no such mask.
+
+    Needs `OpOverload._schema`.
+    """
+    mask = arguments(func, args, kwargs).get("output_mask")
+    return None if mask is None else tuple(mask)
+
+
 @contextmanager
 def checkpoint_replayed(
     replay: Callable[[Callable[..., Any]], Callable[..., Any]],

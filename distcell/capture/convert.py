@@ -291,7 +291,7 @@ def _asked_for(node: fx.Node, made: Sequence[Any]) -> Sequence[Any]:
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return made
-    mask = compat.arguments(node.target, node.args, node.kwargs).get("output_mask")
+    mask = compat.output_mask(node.target, node.args, node.kwargs)
     if mask is None:
         return made
     return [part if wanted else None for part, wanted in zip(made, mask, strict=True)]

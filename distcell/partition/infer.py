@@ -10,7 +10,7 @@ import torch
 
 from distcell.dtype import DTYPES, name_of
 from distcell.graph import Arg, DeviceArg, DtypeArg, Op, Ref, Value
-from distcell.rules.table import implementation, spelling
+from distcell.rules.table import asked_for, implementation, output_mask, spelling
 
 
 def infer_results(op: Op, operands: Sequence[Value]) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -43,7 +43,7 @@ def _infer(
     with torch.no_grad():
         made = run(*args, **kwargs)
     results = made if isinstance(made, (tuple, list)) else (made,)
-    return tuple((tuple(t.shape), name_of(t.dtype)) for t in results if t is not None)
+    return tuple((tuple(t.shape), name_of(t.dtype)) for t in asked_for(results, output_mask(op)))
 
 
 def _concrete(arg: Arg, tensors: Any) -> Any:

@@ -18,7 +18,7 @@ from distcell.layout import Dim, Layout, canonical, neutral_element
 from distcell.mesh import Mesh
 from distcell.rules.factors import Split, layout_of, local_op, partial_of, project
 from distcell.rules.notation import Builder, Call, OpRule
-from distcell.rules.table import find, implementation, unknown_rule
+from distcell.rules.table import asked_for, find, implementation, output_mask, unknown_rule
 
 
 @dataclass
@@ -168,7 +168,9 @@ class _Place:
         args = [self.value(arg, given) for arg in op.args]
         kwargs = {key: self.value(arg, given) for key, arg in op.kwargs}
         with torch.no_grad():
-            return list(_flatten(implementation(op.target)(*args, **kwargs)))
+            made = implementation(op.target)(*args, **kwargs)
+        mask = output_mask(op)
+        return list(_flatten(made if mask is None else asked_for(made, mask)))
 
 
 def execute(op: Op, operands: Sequence[torch.Tensor], mesh: Mesh, rank: int) -> list[Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
+from distcell import compat
 from distcell.graph import Graph, Op, Ref, Value
 from distcell.rules.notation import Call, Factor, LocalArg, OpDef, OpRule
 
@@ -123,6 +124,33 @@ def torch_operator(target: str) -> Callable[..., Any]:
     return operator
 
 
+def output_mask(op: Op) -> tuple[bool, ...] | None:
+    """Which of its results an op is asked for; None for one that has no say in it.
+
+    Example:
+        >>> output_mask(Op("aten.neg.default", (Ref("x"),)))
+    """
+    definition = find(op.target)
+    if not op.target.startswith("aten.") or (definition and definition.run):
+        return None
+    return compat.output_mask(torch_operator(op.target), op.args, dict(op.kwargs))
+
+
+def asked_for(results: Iterable[Any], mask: Sequence[bool] | None) -> list[Any]:
+    """The results that an op was asked for.
+
+    Some kernels leave out the others, some make them all the same (`grid_sampler_2d_backward` the
+    gradient of the grid), and some do one on the CPU and the other on tensors without data.
+
+    Example:
+        >>> asked_for(("grad", "unasked"), (True, False)), asked_for(("grad", None), None)
+        (['grad'], ['grad'])
+    """
+    if mask is not None:
+        results = [result for result, wanted in zip(results, mask, strict=True) if wanted]
+    return [result for result in results if result is not None]
+
+
 @lru_cache(maxsize=1)
 def _load_families() -> None:
     """Imports the op families, each of which fills the table."""
@@ -131,9 +159,11 @@ def _load_families() -> None:
 
 __all__ = [
     "LocalArg",
+    "asked_for",
     "call_of",
     "find",
     "implementation",
+    "output_mask",
     "register",
     "rule_of",
     "rules_of",

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from distcell.errors import InternalError
-
-
-def made(results: Iterable[Any]) -> list[Any]:
-    """The results that an op did make."""
-    return [result for result in results if result is not None]
 
 
 def report_misfit(label: str, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:

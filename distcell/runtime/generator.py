@@ -14,7 +14,7 @@ from distcell.graph import Arg, Op, Ref
 from distcell.layout import Layout, neutral_element
 from distcell.program import COLLECTIVES, Program
 from distcell.rules import table
-from distcell.runtime.checks import check_replicas, made, report_misfit
+from distcell.runtime.checks import check_replicas, report_misfit
 from distcell.runtime.local_ops import is_place_dependent, kernel, place, return_count
 from distcell.runtime.source import Source, call
 from distcell.runtime.storage import Storage, plan_storage
@@ -274,8 +274,9 @@ class Generator:
             options["out"] = self.source.constant(into, f"buffer_{op.outputs[0]}")
         line = call(function, texts, options)
         if op.many and return_count(target) != len(op.outputs):
-            # Results that an op was asked not to make are None, and no values of the program.
-            return f"{self.source.constant(made, 'made')}({line})"
+            # Results that an op was asked not to make are no values of the program.
+            mask = self.literal(table.output_mask(op))
+            return f"{self.source.constant(table.asked_for, 'asked_for')}({line}, {mask})"
         return line
 
     def argument(self, arg: Arg, position: int) -> str:
