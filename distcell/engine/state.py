@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -245,9 +246,7 @@ class ParallelState:
         if self.strategy.data == "full":
             facts["inputs"] = fingerprint(leaves)
         if not self.layouts and not any(map(is_lazy, cell.parameters())):
-            facts["parameters"] = fingerprint(
-                {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
-            )
+            facts["parameters"] = _fingerprint_of(cell)
         return facts
 
     def capture(
@@ -336,6 +335,18 @@ class ParallelState:
                 note_cut(parameter, backend)
             if guarded and place.split_axes:
                 guard_piece(parameter)
+
+
+def _fingerprint_of(cell: Cell) -> str:
+    """Of what is alike on all ranks: values of what each holds whole, layouts of what is cut.
+
+    A copy of a network that was called, and one that shares cells with it, have pieces.
+    """
+    states = {**dict(cell.named_parameters()), **dict(cell.named_buffers())}
+    pieces = {path: tensor for path, tensor in states.items() if layout(tensor).axes}
+    whole = fingerprint({path: t for path, t in states.items() if path not in pieces})
+    places = repr([(path, str(layout(tensor))) for path, tensor in pieces.items()])
+    return f"{whole} {zlib.crc32(places.encode()):08x}" if pieces else whole
 
 
 def refuse_training_state(parameters: Mapping[str, Tensor]) -> None:

@@ -414,3 +414,48 @@ def test_an_optimizer_saves_whole_state_and_resumes_from_it(net) -> None:
     again.load_state_dict(saved)
     assert again.state[net.up.weight]["exp_avg"].shape == net.up.weight.shape
     assert train(net, again, 2) == pytest.approx(wanted, abs=1e-7)
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, up: torch.nn.Module) -> None:
+        super().__init__()
+        self.up = up
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)
+
+
+def test_a_copy_that_is_an_average_of_a_network_is_called_like_it(net) -> None:
+    torch.manual_seed(0)
+    alone = torch.nn.Sequential()
+    alone.up, alone.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def averaged(model):
+        optimizer, average = torch.optim.SGD(model.parameters(), lr=0.1), None
+        for x in torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average = average or copy.deepcopy(model)
+            with torch.no_grad():
+                for kept, new in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(new, 0.5)
+        return average
+
+    found, wanted = averaged(net), averaged(alone)
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    torch.testing.assert_close(found(x), wanted(x))
+    torch.testing.assert_close(dict(found.state_dict()), dict(wanted.state_dict()))
+
+
+def test_two_networks_that_share_a_cell_train_it_together(net) -> None:
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(8, 16)
+    first, second = (dc.parallelize(Holder(net.up)) for _ in range(2))
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    for held in (first, second):
+        held(x).square().mean().backward()
+    for _ in range(2):
+        alone(x).square().mean().backward()
+    assert first.up.weight is second.up.weight
+    torch.testing.assert_close(dc.whole_tensor(first.up.weight.grad), alone.weight.grad)
