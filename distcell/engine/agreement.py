@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from distcell.capture.source import user_line
 from distcell.errors import DataError, RankMismatchError
 from distcell.piece import plain
 from distcell.runtime.collectives import Collectives
@@ -39,9 +41,11 @@ def check_agreement(collectives: Collectives, facts: Mapping[str, str]) -> None:
 
     Raises:
         DataError: When the inputs differ.
-        RankMismatchError: When anything else does.
+        RankMismatchError: When anything else does, or a rank is not here.
     """
-    found: Sequence[Mapping[str, str]] = collectives.all_gather_object(dict(facts))
+    found: Sequence[Mapping[str, str]] = exchange(
+        collectives, "calls the network in a new way", facts
+    )
     for subject in facts:
         said = [each.get(subject, "nothing") for each in found]
         if len(set(said)) == 1:
@@ -52,12 +56,40 @@ def check_agreement(collectives: Collectives, facts: Mapping[str, str]) -> None:
         )
 
 
-def lines_by_rank(said: Sequence[str]) -> list[str]:
+def exchange(collectives: Collectives, doing: str, facts: Mapping[str, Any]) -> list[Any]:
+    """What all ranks say, where all of them do the same now.
+
+    Args:
+        collectives: Of all ranks.
+        doing: What this rank does with the network, as an error says it.
+        facts: What this rank says.
+
+    Raises:
+        RankMismatchError: A rank does something else: one made a call that others did not make.
+    """
+    line = user_line() or "unknown line"
+    message = {"doing": doing, "line": line, "facts": dict(facts)}
+    found = collectives.all_gather_object(message)
+    if len({each["doing"] for each in found}) > 1:
+        said = [
+            f"{each['doing']} at {each['line']}  {each['facts'].get('call', '')}" for each in found
+        ]
+        raise RankMismatchError(
+            "the ranks do not make the same calls of the network",
+            where=lines_by_rank(said, limit=200),
+            hint="a network is called by all ranks or by none, an evaluation too, with tensors of\n"
+            "the same shapes, in the same mode: take the call out of `if rank == 0`, and let one\n"
+            "rank only print or save what came of it",
+        )
+    return [each["facts"] for each in found]
+
+
+def lines_by_rank(said: Sequence[str], limit: int = 60) -> list[str]:
     """Which ranks say what, each answer once."""
     ranks: dict[str, list[int]] = {}
     for rank, answer in enumerate(said):
         ranks.setdefault(answer, []).append(rank)
-    return [f"rank {', '.join(map(str, who))}: {answer[:60]}" for answer, who in ranks.items()]
+    return [f"rank {', '.join(map(str, who))}: {answer[:limit]}" for answer, who in ranks.items()]
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

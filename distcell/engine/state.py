@@ -241,7 +241,7 @@ class ParallelState:
             # a file may lie elsewhere on each host
             "strategy": f"{Path(self.strategy.source).name} {self.strategy.digest}",
             "seed": str(torch.initial_seed()),
-            "call": f"{shapes} training={cell.training}",
+            "call": f"{shapes} training={cell.training} grad={torch.is_grad_enabled()}",
         }
         if self.strategy.data == "full":
             facts["inputs"] = fingerprint(leaves)

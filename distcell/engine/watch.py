@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from distcell.engine.agreement import SAME_BATCH, lines_by_rank
+from distcell.engine.agreement import SAME_BATCH, exchange, lines_by_rank
 from distcell.errors import DataError, DistcellError, RankMismatchError
 from distcell.piece import plain
 from distcell.runtime.collectives import Collectives
@@ -61,7 +61,7 @@ class Watch:
             self.compared = self.calls
 
     def _compare(self, collectives: Collectives) -> None:
-        found = collectives.all_gather_object(self.sums)
+        found = exchange(collectives, "calls the network as before", self.sums)
         paths = dict.fromkeys(path for each in found for path in each)
         different = [path for path in paths if len({each.get(path) for each in found}) > 1]
         if different:

@@ -166,3 +166,23 @@ def test_another_strategy_on_each_rank_is_refused() -> None:
     strategy = "data" if me.rank == 0 else "tensor"
     with launched(on_ranks(strategy)), pytest.raises(RankMismatchError, match="strategy"):
         net(*BATCH)
+
+
+def test_a_rank_that_evaluates_alone_is_told_apart_from_those_that_train() -> None:
+    net, me = parallel_mlp(), world.init()
+    if me.size == 1:
+        pytest.skip("one rank is always alone")
+    with launched(on_ranks("data")):
+        net(*BATCH).backward()
+        with pytest.raises(RankMismatchError, match="do not make the same calls") as caught:
+            if me.rank == 0:
+                with torch.no_grad():
+                    net(*BATCH)
+            net(*BATCH).backward()
+    first, *others = caught.value.where
+    assert first.startswith("rank 0: calls the network in a new way at ")
+    assert first.endswith("grad=False")
+    assert "test_bad_input.py" in first
+    assert len(others) == 1
+    assert "calls the network as before at" in others[0]
+    assert "out of `if rank == 0`" in (caught.value.hint or "")
