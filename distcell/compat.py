@@ -273,6 +273,22 @@ def fake_mode(*, numbers: bool = False) -> FakeTensorMode:
     )
 
 
+@contextmanager
+def without_failure_logs() -> Iterator[None]:
+    """A context in which an op that fails without values raises, and is not written to a log too.
+
+    Needs `torch._subclasses.fake_tensor.log`.
+    """
+    from torch._subclasses import fake_tensor
+
+    before = fake_tensor.log.disabled
+    fake_tensor.log.disabled = True
+    try:
+        yield
+    finally:
+        fake_tensor.log.disabled = before
+
+
 def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
     """Returns the ATen ops that a function calls, as an FX graph.
 
@@ -283,7 +299,8 @@ def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     tracer = make_fx(function, _allow_non_fake_inputs=True, _disable_torch_fn_metadata_mode=True)
-    with _use_lazy_graph_module(True):  # no Python code is made of the graph
+    # no Python code is made of the graph
+    with _use_lazy_graph_module(True), without_failure_logs():
         return tracer(*inputs)
 
 
@@ -372,7 +389,8 @@ def with_tensors(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> I
     """
     recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
     kept = [(part._flat_weights, part._flat_weight_refs) for part in recurrent]
-    with _reparametrize_module(module, tensors):
+    # a module that has two names is met twice: what was first taken out is to go back last
+    with _reparametrize_module(module, tensors, stack_weights=True):
         for part in recurrent:
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
         try:

@@ -282,10 +282,23 @@ class _Body:
                 check_result(self.output_spec)
                 outputs = list(leaves.values())
                 self.results += [("output", str(number)) for number in range(len(outputs))]
+                self._check_parameters(state)
                 replaced = self._replaced(state)
                 grads = self._gradients(outputs, fakes)
         self.results += [("buffer", path) for path in replaced] + list(grads)
         return [*outputs, *replaced.values(), *grads.values()]
+
+    def _check_parameters(self, state: Mapping[str, Tensor]) -> None:
+        """Raises when a parameter is another one after the call, which a graph would not say."""
+        now = dict(self.job.module.named_parameters(remove_duplicate=False))
+        kinds = {path: self.inputs[index][0] for path, index in self.names.items()}
+        for path, kind in kinds.items():
+            if kind == "param" and now.get(path) is not state[path]:
+                raise CaptureError(
+                    f"the call replaces the parameter `{path}`",
+                    where=["a captured step would not do that again"],
+                    hint="compute with another tensor, or write into the parameter before the call",
+                )
 
     def _replaced(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The buffers that are another tensor after the call."""

@@ -15,7 +15,7 @@ from torch import nn
 from distcell import compat
 from distcell.capture.facts import SCALARS, Facts, attributes_of, is_plain, own_numbers, value_key
 from distcell.capture.guard import OWN_FIELDS, hooks_of
-from distcell.errors import CaptureError, combine
+from distcell.errors import CaptureError, InternalError, combine
 from distcell.scope import current_cell
 
 
@@ -122,6 +122,8 @@ class _Snapshot:
     module: nn.Module
     attributes: dict[str, Any]
     buffers: dict[str, Any]
+    parameters: dict[str, Any]
+    children: dict[str, Any]
     hooks: dict[tuple[str, int], Any]
     said: dict[Any, _Said]
     reader: _Reader
@@ -131,14 +133,16 @@ class _Snapshot:
         attributes, hooks = dict(module.__dict__), dict(hooks_of(module))
         named = {n: item for n, item in attributes.items() if n not in OWN_FIELDS} | hooks
         said = {name: reader.keep(item) for name, item in named.items()}
-        return cls(path, module, attributes, dict(module._buffers), hooks, said, reader)
+        parts = dict(module._buffers), dict(module._parameters), dict(module._modules)
+        return cls(path, module, attributes, *parts, hooks, said, reader)
 
     def restore(self) -> None:
         for name in set(self.module.__dict__) - set(self.attributes):
             del self.module.__dict__[name]
         self.module.__dict__.update(self.attributes)
-        for name in set(self.module._buffers) - set(self.buffers):
-            del self.module._buffers[name]
+        for now, before in self._places():
+            if not _alike(now, before):
+                _put_back(now, before)
 
     def errors(self) -> Iterator[CaptureError]:
         """What the call changed that it may not change."""
@@ -151,6 +155,26 @@ class _Snapshot:
         for name, item in self.module._buffers.items():
             if item is not self.buffers.get(name) and compat.is_fake(item):
                 yield self._left(name)
+        _, parameters, children = self._places()
+        for kind, (held, first) in (("parameter", parameters), ("cell", children)):
+            for name in dict.fromkeys([*first, *held]):
+                if held.get(name) is not first.get(name):
+                    yield self._made(kind, name)
+
+    def _places(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """What torch keeps of the module's tensors and children: now, and as it was."""
+        yield self.module._buffers, self.buffers
+        yield self.module._parameters, self.parameters
+        yield self.module._modules, self.children
+
+    def check_whole(self) -> None:
+        """Raises when a tensor without values is left in the place of one that has them."""
+        for now, _ in self._places():
+            for name, item in now.items():
+                if compat.is_fake(item):
+                    raise InternalError(
+                        f"`{_join(self.path, name)}` has no values after the network was captured"
+                    )
 
     def _attribute(self, name: str) -> Iterator[CaptureError]:
         item = self.module.__dict__.get(name, _MISSING)
@@ -171,6 +195,13 @@ class _Snapshot:
             f"the call keeps a tensor in the attribute `{_join(self.path, name)}`",
             where=["a captured step runs without the module, so the attribute would not be set"],
             hint="return the tensor from the call, or register it as a buffer before the call",
+        )
+
+    def _made(self, kind: str, name: str) -> CaptureError:
+        return CaptureError(
+            f"the call makes, replaces or removes the {kind} `{_join(self.path, name)}`",
+            where=["a captured step runs without the module, and would not do that again"],
+            hint="do it in the constructor, or else before the first call",
         )
 
     def _changed(
@@ -240,6 +271,11 @@ class Watch:
             raise CaptureError(error.message, where=error.where, hint=error.hint)
         self.settling = CaptureError(error.message, where=error.where, hint=error.hint)
 
+    def check_whole(self) -> None:
+        """Raises when the network holds a tensor without values."""
+        for snapshot in self.snapshots:
+            snapshot.check_whole()
+
     def restore(self) -> None:
         """Puts everything back."""
         for snapshot in self.snapshots:
@@ -265,6 +301,7 @@ def unchanged(module: nn.Module) -> Iterator[Watch]:
         yield watch
         watch.check_random()
         watch.check_attributes()
+        watch.check_whole()
     except BaseException:
         watch.restore()
         raise

@@ -149,3 +149,55 @@ def test_a_configuration_that_the_first_call_fills_in_stays_filled_in() -> None:
     graph = capture(held, fill).graph
     assert held.items == {"count": 0, "kind": "single"}
     assert capture(held, fill).graph.digest == graph.digest
+
+
+def replaces(net: nn.Module, y: Tensor) -> Tensor:
+    net.linear.weight = nn.Parameter(net.linear.weight * 2)
+    return net.linear(y)
+
+
+def makes_a_child(net: nn.Module, y: Tensor) -> Tensor:
+    net.late = nn.Linear(3, 2)
+    return net.late(y)
+
+
+PARTS: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "a new parameter": (lambda net, y: setattr(net, "w", nn.Parameter(y)), "parameter `0.w`"),
+    "a new buffer": (lambda net, y: net.register_buffer("b", y.mean()), "attribute `0.b`"),
+    "another parameter": (replaces, "parameter `0.linear.weight`"),
+    "a removed parameter": (lambda net, y: delattr(net.linear, "bias"), "`0.linear.bias`"),
+    "a new child": (makes_a_child, "cell `0.late`"),
+    "a removed child": (lambda net, y: delattr(net, "linear"), "`0.linear"),
+    "another buffer, and a failure": (
+        lambda net, y: (net.register_buffer("b", y), y @ torch.ones(5, 5))[0],
+        "cannot|same",
+    ),
+}
+
+
+@pytest.mark.parametrize("does", PARTS)
+def test_parameters_and_children_that_a_call_makes_are_refused_and_taken_back(does: str) -> None:
+    act, named = PARTS[does]
+
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.linear(x)
+            return result if isinstance(result := act(self, y), Tensor) else y
+
+    net = nn.Sequential(Changes())
+    before = {path: id(item) for path, item in (*net.named_parameters(), *net.named_modules())}
+    with pytest.raises(RuntimeError, match=named):
+        capture_call(net, (torch.ones(2, 3),), {})
+    after = {path: id(item) for path, item in (*net.named_parameters(), *net.named_modules())}
+    assert after == before and not list(net.named_buffers())
+
+
+def test_a_failed_call_raises_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    net, logger = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2)), "torch._subclasses.fake_tensor"
+    with caplog.at_level("ERROR", logger=logger), pytest.raises(RuntimeError, match="same"):
+        capture_call(net, (torch.ones(2, 3),), {})
+    assert not [record for record in caplog.records if record.name == logger]
