@@ -245,8 +245,10 @@ class ParallelState:
         }
         if self.strategy.data == "full":
             facts["inputs"] = fingerprint(leaves)
-        if not self.layouts and not any(map(is_lazy, cell.parameters())):
-            facts["parameters"] = _fingerprint_of(cell)
+        if not any(map(is_lazy, cell.parameters())):
+            # later only what was put in since, such as another head
+            fresh = {path: p for path, p in cell.named_parameters() if not is_placed(p)}
+            facts["parameters"] = fingerprint(fresh) if self.layouts else _fingerprint_of(cell)
         return facts
 
     def capture(
@@ -279,6 +281,7 @@ class ParallelState:
 
     def plan(self, cell: Cell, captured: Captured | CapturedStep) -> Planned:
         """The plan of a captured call; parameters that are split already keep their layouts."""
+        self._forget_replaced(cell)
         # another Cell over the same parameters may have cut them already
         if self.options.mode == "ranks":
             self.layouts |= {p: layout(t) for p, t in cell.named_parameters() if is_placed(t)}
@@ -297,6 +300,11 @@ class ParallelState:
         observer().planned(PlanEvent(cell, planned, self.strategy, trains))
         return planned
 
+    def _forget_replaced(self, cell: Cell) -> None:
+        """Leaves parameters free that were put in the place of others of another shape."""
+        shapes = {path: tuple(global_shape(p)) for path, p in cell.named_parameters()}
+        self.layouts = {p: it for p, it in self.layouts.items() if shapes.get(p) == it.shape}
+
     def backend_for(self, mesh: Mesh, cell: Cell) -> Backend:
         """Where programs run: real ranks, or all in this process."""
         if self.backend is None:
@@ -311,6 +319,7 @@ class ParallelState:
 
     def shard_parameters(self, cell: Cell, program: Program) -> None:
         """Gives each parameter its layout; on real ranks it keeps its piece only."""
+        install_state_dict_hooks(cell)  # a cell may have come after the first call
         backend = self.backend_for(program.mesh, cell)
         on_ranks = isinstance(backend, RankBackend)
         parameters = dict(cell.named_parameters())
