@@ -61,6 +61,47 @@ _LATE = {
 }
 
 
+__all__ = [
+    "GRAPH_MODE",
+    "PYNATIVE_MODE",
+    "Cell",
+    "DistcellError",
+    "HookHandle",
+    "Model",
+    "ParallelMode",
+    "Parameter",
+    "Tensor",
+    "auto_parallel_context",
+    "bfloat16",
+    "clip_grad_norm_",
+    "compile_step",
+    "float16",
+    "float32",
+    "float64",
+    "get_auto_parallel_context",
+    "get_context",
+    "get_ps_context",
+    "global_shape",
+    "int32",
+    "int64",
+    "layout",
+    "lazy_init",
+    "local_state_dict",
+    "nn",
+    "ops",
+    "parallelize",
+    "plan",
+    "read_graph",
+    "reset_auto_parallel_context",
+    "reset_ps_context",
+    "set_auto_parallel_context",
+    "set_context",
+    "set_ps_context",
+    "simulate",
+    "whole_tensor",
+]
+
+
 def __getattr__(name: str) -> Any:
     if name in _LATE:
         return getattr(import_module(_LATE[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -166,14 +167,15 @@ def _refuse_gradient_hooks(module: nn.Module) -> None:
             raise CaptureError(
                 f"{f'cell `{path}`' if path else 'the network'} has a hook on its gradients",
                 where=["it would run once, when the step is captured, and never with values"],
-                hint="remove it, and put it on the outermost cell of a loop of your own, or use "
-                "`register_hook` of parameters there",
+                hint="take it off that cell: to look at gradients, read `.grad` after backward; to "
+                "change\nthem, use `register_hook` of parameters, or a hook on the outermost cell, "
+                "in a loop of your own",
             )
     if compat.has_global_gradient_hooks():
         raise CaptureError(
             "there is a hook on the gradients of all modules",
             where=["it would run once, when the step is captured, and never with values"],
-            hint="remove it, and hook the outermost cell in a loop of your own",
+            hint="take it away, and hook the outermost cell in a loop of your own",
         )
 
 
@@ -351,13 +353,23 @@ class _Body:
             kind, path = self.inputs[index]
             if kind == "input":
                 raise CaptureError(
-                    f"the call writes into its argument `{path}`",
-                    hint=f"write into a copy: `{path} = {path}.clone()`",
+                    f"the call writes into its argument `{spelt(path)}`",
+                    hint=f"write into a copy, `{spelt(path)}.clone()`",
                 )
             sinks.append((kind, path, node))
         kinds = ("output", *GRADIENTS, "param", "buffer")
         order = {kind: place for place, kind in enumerate(kinds)}
         return sorted(sinks, key=lambda sink: order[sink[0]])
+
+
+def spelt(path: str) -> str:
+    """The path of a tensor in an argument as code: places in lists and tuples are indices.
+
+    Example:
+        >>> spelt("args.0"), spelt("batch.x")
+        ('args[0]', 'batch.x')
+    """
+    return re.sub(r"\.(\d+)(?![^.])", r"[\1]", path)
 
 
 @contextmanager

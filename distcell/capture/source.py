@@ -94,12 +94,86 @@ def lacks_values(error: Exception) -> bool:
     return not known and any(words in str(error) for words in _LACKING)
 
 
-def value_error(what: str, cell: str, source: str) -> CaptureError:
-    """The error for something that needs a tensor's value."""
-    name = f"cell `{cell}`" if cell else "the network"
+def value_error(what: str, cell: str, source: str, caller: str = "") -> CaptureError:
+    """The error for something that needs a tensor's value.
+
+    Args:
+        what: The op that does.
+        cell: The path of the cell.
+        source: The user's line.
+        caller: The function of torch that the line called, if any.
+    """
+    called = f"{caller}, which calls {what}" if caller else what
     return CaptureError(
-        f"{name} needs the value of a tensor, which is not known before the step runs",
-        where=[f"{source or 'unknown line'}  calls {what}"],
-        hint="the captured step must do the same for every input: use torch.where or a mask,\n"
-        "or compute the number outside of the call and pass it as an argument",
+        f"{_who(cell)} needs the value of a tensor, which is not known before the step runs",
+        where=[f"{source or 'unknown line'}  calls {called}"],
+        hint=_way_out(what, caller),
     )
+
+
+def _who(cell: str) -> str:
+    return f"cell `{cell}`" if cell else "the network"
+
+
+def _way_out(what: str, caller: str) -> str:
+    """What to do instead of the functions that are met most."""
+    name = caller.rpartition(".")[2]
+    op = what.split(".")[1] if what.startswith("aten.") else ""
+    if caller.startswith("torch.distributions."):
+        return "the distribution checks its arguments: make it with `validate_args=False`"
+    return _INSTEAD.get(name) or _INSTEAD.get(op) or _ANYTHING
+
+
+_ANYTHING = (
+    "the captured step must do the same for every input: use torch.where or a mask,\n"
+    "or compute the number outside of the call and pass it as an argument"
+)
+_MASK = (
+    "how many elements there are must not depend on values: `torch.where(mask, x, 0)` keeps the\n"
+    "shape, and a mean is its sum divided by `mask.sum()`; or select outside of the call"
+)
+_OUTSIDE = "return what it takes from the network, and call it outside"
+_INSTEAD = {
+    "gaussian_nll_loss": "it checks that no variance is negative: write out its formula,\n"
+    "`0.5 * (var.log() + (x - target) ** 2 / var).mean()`, or call it outside of the network",
+    "bincount": "count by comparing: `(x.unsqueeze(-1) == torch.arange(length)).sum(0)`",
+    "repeat_interleave": "give it `output_size`, or repeat outside of the call",
+    **dict.fromkeys(["ctc_loss", "_ctc_loss", "unique", "_unique2", "unique_dim"], _OUTSIDE),
+    **dict.fromkeys(["index", "masked_select", "nonzero", "index_put_", "index_put"], _MASK),
+}
+"""By the name of a function of torch, or of an op."""
+
+
+def sparse_error(cell: str, source: str) -> CaptureError:
+    """The error for an op that makes a sparse tensor, as embeddings do of their gradient."""
+    return CaptureError(
+        f"{_who(cell)} makes a sparse tensor, and a captured step has dense ones alone",
+        where=[source or "unknown line"],
+        hint="for an embedding: use `sparse=False`, and an optimizer for dense gradients",
+    )
+
+
+_PUBLIC = ("nn/functional.py", "nn/modules/", "distributions/", "functional.py", "_tensor.py")
+_MODULE = _TORCH + "nn/modules/module.py"
+
+
+def torch_caller() -> str:
+    """The function of torch that the user's line called, where that is one in Python.
+
+    Example:
+        >>> torch_caller()
+        ''
+    """
+    found = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in _CALLERS:
+        file = frame.f_code.co_filename
+        if _shown(file):
+            break
+        if file.startswith(_TORCH) and file != _MODULE:
+            path = file.removeprefix(_TORCH)
+            if path.startswith(_PUBLIC):
+                module = path.removesuffix(".py").replace("/", ".")
+                found = f"torch.{module}.{frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return found.replace("torch.functional.", "torch.").replace("torch._tensor.", "torch.")

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from distcell import compat
 from distcell.capture.rewrites import batch_norm_writes, pure_batch_norm
-from distcell.capture.source import user_line, value_error
+from distcell.capture.source import sparse_error, torch_caller, user_line, value_error
 from distcell.capture.tree import leaf_values
 from distcell.scope import current_cell
 
@@ -87,8 +87,11 @@ class Recorder(compat.TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         except Exception as error:
             if compat.needs_value(error):
-                raise value_error(str(func), note.cell, note.source) from error
+                where = note.cell, note.source
+                raise value_error(str(func), *where, torch_caller()) from error
             raise
+        if isinstance(result, Tensor) and result.layout is not torch.strided:
+            raise sparse_error(note.cell, note.source)
         self._annotate(note)
         return result
 

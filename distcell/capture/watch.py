@@ -191,10 +191,12 @@ class _Snapshot:
         yield self._changed(name, before, now, _SettlingError if may_settle else CaptureError)
 
     def _left(self, name: str) -> CaptureError:
+        hint = "return the tensor from the call, or register it as a buffer before the call"
+        makers = {type(hook).__module__ for hook in self.module._forward_pre_hooks.values()}
         return CaptureError(
             f"the call keeps a tensor in the attribute `{_join(self.path, name)}`",
             where=["a captured step runs without the module, so the attribute would not be set"],
-            hint="return the tensor from the call, or register it as a buffer before the call",
+            hint=next((_INSTEAD[maker] for maker in makers if maker in _INSTEAD), hint),
         )
 
     def _made(self, kind: str, name: str) -> CaptureError:
@@ -220,10 +222,21 @@ class _Snapshot:
     def _hook(self, kind: str, now: _Said) -> CaptureError:
         does = "keeps a tensor" if now.fake else "changes what it holds"
         return CaptureError(
-            f"a {kind} hook of cell `{self.path}` {does}",
+            f"a {kind} hook of {f'cell `{self.path}`' if self.path else 'the network'} {does}",
             where=["hooks of inner cells are captured; a captured step would not do that again"],
             hint="return the tensor from the call, or put the hook on the outermost cell",
         )
+
+
+_INSTEAD = {
+    "torch.nn.utils.weight_norm": "`torch.nn.utils.parametrizations.weight_norm` does the same "
+    "without an attribute",
+    "torch.nn.utils.spectral_norm": "`torch.nn.utils.parametrizations.spectral_norm` does the same "
+    "without an attribute",
+    "torch.nn.utils.prune": "make the pruning permanent before the first call: "
+    "`torch.nn.utils.prune.remove(module, name)`",
+}
+"""What to do about hooks of torch that compute a weight before each call, by their module."""
 
 
 def _join(path: str, name: str) -> str:

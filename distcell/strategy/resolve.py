@@ -179,7 +179,7 @@ def _no_such_param(
     close = close_matches(name, others)
     if rule.optional and not close:
         return None  # a family's pattern names `bias`, this model has none
-    message = f"cell `{cell}` has no parameter `{name}`"
+    message = f"{f'cell `{cell}`' if cell else 'the network'} has no parameter `{name}`"
     where = [spec.source, f"pattern     {rule.pattern}", f"parameters  {_some(names)}"]
     hint = f"did you mean `{close[0]}`?" if close else "remove the line, or add `optional: true`"
     return StrategyError(message, where=where, hint=hint)
@@ -238,7 +238,10 @@ def _nothing_matched(strategy: Strategy, model: _Model) -> StrategyError:
         )
     return StrategyError(
         message,
-        where=["these cells have weights that could be split:", *(f"  {x.pattern}" for x in lines)],
+        where=[
+            "these cells have weights that could be split:",
+            *(f"  {x.pattern or 'the network itself'}" for x in lines),
+        ],
         hint="\n".join(
             [f"copy {name} and add, for instance:", "cells:", *(f"  {x}" for x in lines)]
         ),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import distcell as dc
 from distcell.capture import call_key, capture_call
@@ -290,3 +291,97 @@ def test_a_complex_number_names_cell_line_and_a_way_out(does: Any, number: str) 
 def test_a_complex_tensor_is_captured() -> None:
     net = Outer(lambda cell, y: (y * torch.tensor(1 + 2j)).abs().sum())
     assert_one_meaning(net.double(), torch.ones(4, 3, dtype=torch.float64), "data", 2)
+
+
+def gaussian(cell: Inner, y: Tensor) -> Tensor:
+    return nn.functional.gaussian_nll_loss(y, y, y.exp())
+
+
+def normal(cell: Inner, y: Tensor) -> Tensor:
+    return torch.distributions.Normal(y, 1.0).log_prob(y)
+
+
+def ctc(cell: Inner, y: Tensor) -> Tensor:
+    ones = torch.tensor([1])
+    return nn.functional.ctc_loss(y[:, None].log_softmax(-1), ones[None], ones + 1, ones)
+
+
+def counted(cell: Inner, y: Tensor) -> Tensor:
+    return torch.bincount(y.argmax(1), minlength=3)
+
+
+def repeated(cell: Inner, y: Tensor) -> Tensor:
+    return torch.repeat_interleave(y, y.argmax(1), 0)
+
+
+ASKED = {
+    gaussian: ("torch.nn.functional.gaussian_nll_loss", "write out its formula"),
+    normal: ("torch.distributions.normal.Normal.__init__", "`validate_args=False`"),
+    ctc: ("torch.nn.functional.ctc_loss", "call it outside"),
+    counted: ("aten.bincount.default", "count by comparing"),
+    repeated: ("aten.repeat_interleave.Tensor", "`output_size`"),
+    selected: ("aten.index.Tensor", "`torch.where(mask, x, 0)`"),
+}
+
+
+@pytest.mark.parametrize("does", ASKED)
+def test_what_asks_for_a_value_within_torch_is_named_with_its_way_out(does: Any) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(does)
+    name, hint = ASKED[does]
+    assert caught.value.where[0].startswith(f"{line_of(does).rpartition(':')[0]}:")
+    assert f"calls {name}" in caught.value.where[0]
+    assert hint in (caught.value.hint or "")
+
+
+def test_the_ways_out_of_values_within_torch_can_be_captured() -> None:
+    def does(cell: Inner, y: Tensor) -> Tensor:
+        loss = 0.5 * (y.exp().log() + (y - y) ** 2 / y.exp()).mean()
+        seen = torch.distributions.Normal(y, 1.0, validate_args=False).log_prob(y)
+        count = (y.argmax(1).unsqueeze(-1) == torch.arange(3)).sum(0)
+        again = torch.repeat_interleave(y, torch.ones(2, dtype=torch.int64), 0, output_size=2)
+        return loss + seen.mean() + count + again + torch.where(y > 0, y, 0)
+
+    assert capture(does).graph.ops
+
+
+def test_a_sparse_gradient_is_refused_in_a_line() -> None:
+    net = nn.Sequential(nn.Embedding(8, 4, sparse=True))
+    with pytest.raises(CaptureError) as caught:
+        capture_call(net, (torch.arange(4),), {})
+    assert str(caught.value).startswith("cell `0` makes a sparse tensor")
+    assert "use `sparse=False`" in (caught.value.hint or "")
+    assert len(str(caught.value)) < 400
+
+
+def pruned(cell: nn.Linear) -> None:
+    prune.l1_unstructured(cell, "weight", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "instead"),
+    [
+        (nn.utils.weight_norm, "`torch.nn.utils.parametrizations.weight_norm`"),
+        (nn.utils.spectral_norm, "`torch.nn.utils.parametrizations.spectral_norm`"),
+        (pruned, "`torch.nn.utils.prune.remove(module, name)`"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_weight_that_a_hook_of_torch_makes_names_what_does_the_same(
+    wrap: Any, instead: str
+) -> None:
+    net = nn.Sequential(nn.Linear(3, 3))
+    wrap(net[0])
+    with pytest.raises(CaptureError, match=r"in the attribute `0\.weight`") as caught:
+        capture_call(net, (torch.ones(2, 3),), {})
+    assert instead in (caught.value.hint or "")
+
+
+def test_places_in_arguments_are_spelt_as_code() -> None:
+    class Writes(nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return tensors[1].add_(1)
+
+    with pytest.raises(CaptureError, match=r"its argument `tensors\[1\]`") as caught:
+        capture_call(Writes(), (torch.ones(2), torch.ones(2)), {})
+    assert "`tensors[1].clone()`" in (caught.value.hint or "")

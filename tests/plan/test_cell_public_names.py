@@ -54,3 +54,11 @@ def test_the_table_of_methods_is_what_its_script_writes() -> None:
     text = script.PAGE.read_text(encoding="utf-8")
     assert script.page(text) == text
     assert set(script.DIFFERS) <= script.names()
+
+
+def test_the_package_lists_its_names() -> None:
+    import distcell
+
+    assert {"Cell", "Model", "parallelize", "plan", "whole_tensor", "nn"} <= set(distcell.__all__)
+    assert all(hasattr(distcell, name) for name in distcell.__all__)
+    assert len(set(distcell.__all__)) == len(distcell.__all__)

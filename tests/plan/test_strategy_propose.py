@@ -236,3 +236,10 @@ def test_a_model_without_products_is_told_so() -> None:
     with pytest.raises(StrategyError, match="matches a cell of this model") as caught:
         dc.plan(nn.Sequential(nn.LayerNorm(4)), rows(4, 4), "tensor", 2)
     assert "`data`" in (caught.value.hint or "")
+
+
+def test_a_model_that_is_one_layer_is_named_in_the_proposal() -> None:
+    with pytest.raises(StrategyError, match="no pattern of") as caught:
+        dc.plan(nn.Linear(8, 8), torch.ones(4, 8), "tensor", ranks=2)
+    assert "  the network itself" in caught.value.where
+    assert not any(line.strip() == "" for line in caught.value.where)
