@@ -109,8 +109,9 @@ class RandomMode(compat.TorchDispatchMode):
 
     def refuse(self, message: str) -> CaptureError:
         """The error of a draw that cannot be made."""
+        cell = self.cell()
         return CaptureError(
-            f"{message}, in cell `{self.cell()}`",
+            f"{message}, in {f'cell `{cell}`' if cell else 'the network'}",
             hint="draw it outside of the parallel Cell, and pass it in as an argument",
         )
 

@@ -332,7 +332,7 @@ def test_what_has_no_replacement_is_an_error(name: str) -> None:
     with pytest.raises(CaptureError) as error:
         draw(function)
     assert message in str(error.value)
-    assert "in cell ``" in str(error.value)
+    assert "in the network" in str(error.value)
     assert "pass it in as an argument" in str(error.value)
 
 
