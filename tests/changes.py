@@ -1,4 +1,4 @@
-"""Networks that share or change their parts, and what a training of each gives."""
+"""Networks that share or change parts or what they read, and what a training of each gives."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.all[3](self.norm(self.again(torch.tanh(self.up(x))))).square().mean()
+
+
+BETA = 0.0
+"""What a training anneals."""
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(torch.tanh(self.up(x)))
+        return y.square().mean() + BETA * y.abs().mean()
 
 
 class Headed(nn.Module):
@@ -60,8 +74,23 @@ def new_heads(net: nn.Module, found: list[Tensor]) -> None:
         train(net, found)
 
 
+def annealed(net: nn.Module, found: list[Tensor]) -> None:
+    """A global that the network reads, and a variable that the loss reads, change."""
+    global BETA
+    for BETA in (0.0, 1.0, 2.0, 0.0):  # noqa: B007
+        train(net, found, 1)
+    weight = [1.0]
+    x, y = torch.ones(8, 8, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = dc.compile_step(net, lambda out, label: weight[0] * (out - label) + BETA, optimizer)
+    for BETA, weight[0] in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5)):  # noqa: B007
+        found.append(step(x, y))
+    BETA = 0.0
+
+
 CHANGES: dict[str, tuple[type[nn.Module], Callable[[nn.Module, list[Tensor]], None]]] = {
     "shared layers": (Twice, shared_layers),
+    "annealed": (Annealed, annealed),
     "new heads": (Headed, new_heads),
 }
 

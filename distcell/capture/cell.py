@@ -271,7 +271,8 @@ class _Body:
         items = list(rebuild(self.spec, [fakes[i] for i in self.arguments]).items())
         args = [item for _, item in items[: self.count]]
         kwargs = dict(items[self.count :])
-        with unchanged(job.module) as self.watch, compat.with_tensors(job.module, state):
+        watched = unchanged(job.module, [job.function])
+        with watched as self.watch, compat.with_tensors(job.module, state):
 
             def leave(cell: str, kwargs: Mapping[str, Any], result: Any) -> None:
                 self.watch.check_random()

@@ -132,6 +132,7 @@ class Facts:
 
     Args:
         own: Keys, by id, of what is read apart: see `own_numbers`.
+        most: Containers of more items, and arrays of more kilobytes, count by their identity.
 
     Example:
         >>> from types import SimpleNamespace
@@ -144,8 +145,11 @@ class Facts:
         False
     """
 
-    def __init__(self, own: Mapping[int, Hashable] | None = None) -> None:
+    def __init__(
+        self, own: Mapping[int, Hashable] | None = None, *, most: int | None = None
+    ) -> None:
         self.own = own or {}
+        self.most = most
         self.tensors: list[Tensor] = []
         """The tensors that were met and are not the network's."""
         self.met: dict[int, tuple[int, Any]] = {}  # holds what was met, so that ids stay
@@ -164,6 +168,8 @@ class Facts:
         self.met[id(item)] = (len(self.met), item)
         if isinstance(item, Tensor):
             return self._tensor(item)
+        if self.most is not None and _size(item) > self.most:
+            return (kind, Same(item), _size(item))
         found = value_key(item)
         if found is not None:
             return found
@@ -183,6 +189,13 @@ class Facts:
         self.tensors.append(tensor)
         version = None if tensor.is_inference() else tensor._version
         return (Same(tensor), version, tensor.shape, tensor.dtype, tensor.requires_grad)
+
+
+def _size(item: Any) -> int:
+    """The number of items of a container, or of kilobytes of an array."""
+    if isinstance(item, np.ndarray):
+        return int(item.nbytes) >> 10
+    return len(item) if isinstance(item, (Mapping, list, tuple, deque, set, frozenset)) else 0
 
 
 _SHALLOW = (Mapping, list, tuple, deque, slice, nn.Module)

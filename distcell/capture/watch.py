@@ -14,7 +14,8 @@ from torch import nn
 
 from distcell import compat
 from distcell.capture.facts import SCALARS, Facts, attributes_of, is_plain, own_numbers, value_key
-from distcell.capture.guard import OWN_FIELDS, hooks_of
+from distcell.capture.guard import OWN_FIELDS, functions_of, hooks_of
+from distcell.capture.names import Named, names_read
 from distcell.errors import CaptureError, InternalError, combine
 from distcell.scope import current_cell
 
@@ -255,12 +256,16 @@ def _is_plain_object(item: Any) -> bool:
 class Watch:
     """What came of watching a call."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.reader = _Reader(list(module.modules()))
+    def __init__(self, module: nn.Module, functions: Sequence[Any] = ()) -> None:
+        self.parts = list(module.modules())
+        self.functions = functions
+        self.reader = _Reader(self.parts)
         named = module.named_modules()
         self.snapshots = [_Snapshot.of(path, part, self.reader) for path, part in named]
         self.python, self.numpy = random.getstate(), np.random.get_state()
         self.settling: CaptureError | None = None
+        self.names = self._names()
+        self.named = {at: self.reader.keep(each.value) for at, each in self.names.items()}
 
     def check_random(self) -> None:
         """Raises when random numbers of Python or numpy were drawn.
@@ -277,12 +282,40 @@ class Watch:
     def check_attributes(self) -> None:
         """Raises when attributes were changed, unless that may have been for this once."""
         errors = [error for snapshot in self.snapshots for error in snapshot.errors()]
+        errors += self._name_errors()
         if not errors:
             return
         error = combine(errors, f"the call changes {len(errors)} attributes of its modules")
         if not all(isinstance(error, _SettlingError) for error in errors):
             raise CaptureError(error.message, where=error.where, hint=error.hint)
         self.settling = CaptureError(error.message, where=error.where, hint=error.hint)
+
+    def _names(self) -> dict[Any, Named]:
+        functions = [*self.functions, *functions_of(self.parts)]
+        found = names_read(self.parts, functions)
+        return {(id(each.place), each.name): each for each in found if each.place is not None}
+
+    def _name_errors(self) -> Iterator[CaptureError]:
+        """What the call changed that code reads by name."""
+        for at, each in self._names().items():
+            before = self.named.get(at)
+            now = self.reader.read(each.value)
+            if before is None or now.key == before.key:
+                continue
+            if now.fake:
+                yield CaptureError(
+                    f"the call keeps a tensor in the variable `{each.label}`",
+                    where=["a captured step runs without this code, so it would not be set again"],
+                    hint="return the tensor from the call",
+                )
+                continue
+            change = f"from {before.scalar!r} to {now.scalar!r}; "
+            known = before.scalar is not None or now.scalar is not None
+            yield _SettlingError(
+                f"the call changes the variable `{each.label}`",
+                where=[f"{change if known else ''}a captured step would not do that again"],
+                hint="change it outside of the call",
+            )
 
     def check_whole(self) -> None:
         """Raises when the network holds a tensor without values."""
@@ -293,23 +326,26 @@ class Watch:
         """Puts everything back."""
         for snapshot in self.snapshots:
             snapshot.restore()
+        for at, each in self._names().items():
+            if at in self.names and each.value is not self.names[at].value:
+                self.names[at].put_back()
         self.reader.restore()
         random.setstate(self.python)
         np.random.set_state(self.numpy)
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[Watch]:
-    """A context in which a module is captured; it is as before when the capture fails.
+def unchanged(module: nn.Module, functions: Sequence[Any] = ()) -> Iterator[Watch]:
+    """A context in which a module and functions are called; all is as before when that fails.
 
     Where only configurations were changed (plain objects in attributes), that stays, and the watch
     holds the error in `settling`: it is one when a second call does that again.
 
     Raises:
-        CaptureError: When the call changed an attribute, left a tensor without values in one, or
-            drew random numbers that are not torch's.
+        CaptureError: When the call changed an attribute or a variable, left a tensor without values
+            in one, or drew random numbers that are not torch's.
     """
-    watch = Watch(module)
+    watch = Watch(module, functions)
     try:
         yield watch
         watch.check_random()

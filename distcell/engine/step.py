@@ -80,6 +80,7 @@ class _StepFunction:
     def __init__(self, net: Cell, loss_fn: Callable[..., Any] | None, optimizer: Optimizer) -> None:
         self.net, self.loss, self.optimizer = net, _loss(net, loss_fn), optimizer
         self._has_label = loss_fn is not None
+        self._functions = () if loss_fn is None else (loss_fn,)
         self._steps: OrderedDict[Hashable, LoadedStep] = OrderedDict()
         self._named: dict[Hashable, list[str]] = {}
 
@@ -111,7 +112,7 @@ class _StepFunction:
 
     def _key(self, state: ParallelState, batch: Sequence[Any]) -> Hashable:
         with without_overrides():
-            key = call_key(self.net, batch, {}, own_hooks=True)
+            key = call_key(self.net, batch, {}, own_hooks=True, functions=self._functions)
         return id(state), key, optimizer_key(self.optimizer)
 
     def _names(self, count: int) -> list[str]:
@@ -178,9 +179,10 @@ class _StepFunction:
 
     def _named_loss(self, count: int) -> Loss:
         """The loss with the batch's names as its arguments', for patterns on inputs to match."""
+        loss = self.loss
 
         def named(module: Any, *batch: Any) -> Any:
-            return self.loss(module, *batch)
+            return loss(module, *batch)
 
         names = self._names(count)
         first = "net_" if "net" in names else "net"
