@@ -166,6 +166,8 @@ class _Walk:
         """Reads what a class of the user's has by a name, and what it overrides there."""
         for base in own_classes(kind):
             member = vars(base).get(name)
+            if member is None:  # of most names, and this runs at every call
+                continue
             if isinstance(member, property):
                 member = member.fget
             if isinstance(member, (staticmethod, classmethod)):
