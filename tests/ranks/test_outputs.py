@@ -58,9 +58,8 @@ def gradients(net: Net, outputs: Outputs) -> list[Tensor]:
     return [dc.whole_tensor(p.grad).clone() for p in net.parameters()]
 
 
-@pytest.mark.usefixtures("strategy")
-@pytest.mark.parametrize("case", RETURNS)
-def test_each_output_has_the_gradient_that_it_has_on_one_device(case: str) -> None:
+def check_gradients(case: str) -> None:
+    """Checks that each output is that of one device, and has its gradient."""
     alone, net = make(RETURNS[case])
     x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected, found = alone(x), net(x)
@@ -72,8 +71,8 @@ def test_each_output_has_the_gradient_that_it_has_on_one_device(case: str) -> No
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.usefixtures("strategy")
-def test_an_output_may_be_written_into() -> None:
+def check_writing() -> None:
+    """Checks that outputs which are written into have the gradients of one device."""
     alone, net = make(lambda h: (h * 2.0, h.view(-1) * 3.0))
     x = torch.ones(6, 4, dtype=torch.float64)
     found = {}
@@ -84,6 +83,17 @@ def test_an_output_may_be_written_into() -> None:
         found[each] = gradients(each, (first, second))
     for one, other in zip(found[net], found[alone], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("case", RETURNS)
+def test_each_output_has_the_gradient_that_it_has_on_one_device(case: str) -> None:
+    check_gradients(case)
+
+
+@pytest.mark.usefixtures("strategy")
+def test_an_output_may_be_written_into() -> None:
+    check_writing()
 
 
 def test_backward_is_refused_when_an_output_that_it_needs_was_overwritten(strategy: str) -> None:
