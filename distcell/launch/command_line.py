@@ -163,13 +163,20 @@ def flags() -> list[str]:
     return sorted(flag for action in _parser()._actions for flag in action.option_strings)
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are raised, as all errors of distcell are."""
+
     def error(self, message: str) -> NoReturn:
-        raise LaunchError(message, hint="see python -m distcell.launch --help")
+        """Raises what is wrong with the arguments.
+
+        Raises:
+            LaunchError: Always.
+        """
+        raise LaunchError(message, hint=f"see {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="python -m distcell.launch",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

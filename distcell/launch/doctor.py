@@ -11,12 +11,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from distcell.errors import BackendError, DistcellError, LaunchError
 from distcell.launch import probe
+from distcell.launch.command_line import CommandParser
 from distcell.report.figures import human
 from distcell.report.table import Block, Table, show
 from distcell.runtime import world
@@ -271,13 +272,8 @@ def _free(said: dict[str, Any]) -> tuple[str, str]:
     return human(said["shared"]), str(said["devices"])
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise LaunchError(message, hint="see python -m distcell doctor --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="python -m distcell doctor",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
